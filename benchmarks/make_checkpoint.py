@@ -90,6 +90,43 @@ def _vae(*channels: int, **differing) -> dict[str, Any]:
     return {**common, **differing}
 
 
+def _sd3(clip: int, big_clip: int, layers: tuple[int, int], **transformer) -> dict[str, Any]:
+    """Return the configs of a Stable Diffusion 3 without T5, but for the autoencoder's."""
+    projected = dict(architectures=["CLIPTextModelWithProjection"], eos_token_id=2)
+    return dict(
+        model_index=dict(_class_name="StableDiffusion3Pipeline"),
+        text_encoder=_text_encoder(
+            clip, layers[0], clip // 64, "quick_gelu", projection_dim=clip, **projected
+        ),
+        text_encoder_2=_text_encoder(
+            big_clip, layers[1], big_clip // 64, "gelu", projection_dim=big_clip, **projected
+        ),
+        transformer=dict(
+            _class_name="SD3Transformer2DModel",
+            patch_size=2,
+            in_channels=16,
+            out_channels=16,
+            pooled_projection_dim=clip + big_clip,
+            **transformer,
+        ),
+        scheduler=dict(
+            _class_name="FlowMatchEulerDiscreteScheduler", num_train_timesteps=1000, shift=3.0
+        ),
+    )
+
+
+def _vae_3(*channels: int, **differing) -> dict[str, Any]:
+    return _vae(
+        *channels,
+        latent_channels=16,
+        scaling_factor=1.5305,
+        shift_factor=0.0609,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        **differing,
+    )
+
+
 _TINY_UNET = dict(
     attention_head_dim=4,
     cross_attention_dim=32,
@@ -112,6 +149,35 @@ _NOISE = dict(
 )
 _SD = dict(_class_name="StableDiffusionPipeline")
 _SDXL = dict(_class_name="StableDiffusionXLPipeline", force_zeros_for_empty_prompt=True)
+
+_SD35_MEDIUM = dict(
+    **_sd3(
+        768,
+        1280,
+        (12, 32),
+        sample_size=128,
+        num_layers=24,
+        attention_head_dim=64,
+        num_attention_heads=24,
+        joint_attention_dim=4096,
+        caption_projection_dim=1536,
+        pos_embed_max_size=384,
+        dual_attention_layers=[*range(13)],
+        qk_norm="rms_norm",
+    ),
+    vae=_vae_3(128, 256, 512, 512, sample_size=1024),
+)
+_T5_XXL = dict(
+    architectures=["T5EncoderModel"],
+    model_type="t5",
+    d_model=4096,
+    d_kv=64,
+    d_ff=10240,
+    num_layers=24,
+    num_heads=64,
+    vocab_size=32128,
+    feed_forward_proj="gated-gelu",
+)
 
 # The configs of the published checkpoints, as far as they shape the computation, by folder, and
 # model_index.json. The tiny ones have the same kinds of blocks and run in moments.
@@ -179,6 +245,9 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         vae=_vae(128, 256, 512, 512, sample_size=1024, scaling_factor=0.13025, force_upcast=True),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
     ),
+    # SD 3.5 medium without T5, and with it.
+    "sd35m": dict(_SD35_MEDIUM),
+    "sd35m-t5": dict(_SD35_MEDIUM, text_encoder_3=_T5_XXL),
     "tiny": dict(
         model_index=_SD,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
@@ -225,6 +294,23 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
             8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32, force_upcast=True
         ),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
+    ),
+    "tiny3": dict(
+        **_sd3(
+            64,
+            64,
+            (2, 2),
+            sample_size=8,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=128,
+            caption_projection_dim=32,
+            pos_embed_max_size=8,
+            dual_attention_layers=[0],
+            qk_norm="rms_norm",
+        ),
+        vae=_vae_3(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32),
     ),
 }
 

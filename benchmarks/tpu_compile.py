@@ -78,7 +78,16 @@ CHIPS = {
 
 
 # The side of each model's pictures in pixels; both sizes of SD 2.1 have the same networks.
-SIDES = {"sd14": 512, "sd21": 512, "sdxl": 1024, "tiny": 32, "tinyxl": 32}
+SIDES = {
+    "sd14": 512,
+    "sd21": 512,
+    "sdxl": 1024,
+    "sd35m": 1024,
+    "sd35m-t5": 1024,
+    "tiny": 32,
+    "tinyxl": 32,
+    "tiny3": 32,
+}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sd_tpu.http import create_api
 from sd_tpu.http.access import Access
 from sd_tpu.pictures.images import a1111_name, format_parameters
 from sd_tpu.request import Request
-from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.sampling.samplers import FLOW_SAMPLERS, SAMPLERS
 from sd_tpu.serving.client import EngineClient, Status
 from sd_tpu.settings import SETTINGS, SIZE, Choice, Number, Picture, Setting, Text, Upload
 
@@ -155,9 +155,18 @@ def _values(setting: Setting) -> str:
 
 def _samplers() -> Iterator[str]:
     yield "Each is a table of numbers ([Architecture](../architecture.md#ideas)); results are those"
-    yield "of diffusers' scheduler. The first spacing is the sampler's own.\n"
+    yield "of diffusers' scheduler. The first spacing is the sampler's own. Models of flow matching"
+    yield "take those that have a scheduler for it, with the one spacing that there is.\n"
     yield from _table(
-        ("Key", "Name", "A1111", "Scheduler of diffusers", "Spacings", "Evaluations a step"),
+        (
+            "Key",
+            "Name",
+            "A1111",
+            "Scheduler of diffusers",
+            "Spacings",
+            "Evaluations a step",
+            "For flow matching",
+        ),
         (
             (
                 _code(key),
@@ -166,6 +175,7 @@ def _samplers() -> Iterator[str]:
                 _code(each.scheduler),
                 ", ".join(each.spacings),
                 each.evaluations,
+                _code(FLOW_SAMPLERS[key].scheduler) if key in FLOW_SAMPLERS else "",
             )
             for key, each in SAMPLERS.items()
         ),

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from sd_tpu.sampling.samplers import spacing_taken, steps_taken
-from sd_tpu.sampling.schedule import NoiseSchedule
+from sd_tpu.sampling.schedule import Schedule
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import (
     HANDED_IN,
+    LARGER_STRENGTH,
     MAX_PROMPTS,
     MAX_SEED,
     MAX_STEPS,
@@ -29,7 +30,7 @@ from sd_tpu.settings import (
 )
 
 JOURNEYS = (8, 16, 32)  # pictures of which there are that many on the way from one to another
-LARGER, LARGER_STRENGTH = 2, 0.4  # how many times as large, and how much of it becomes noise
+LARGER = 2  # times as large as a picture, one drawn from it is
 NOT_YET = "0" * 64  # the name of a start picture that is still to be drawn
 _ACCEPTED = ("prompts", "own", *(name for name in SETTINGS if name != "prompt"))
 
@@ -53,6 +54,9 @@ class ModelCatalog(Protocol):
     def size_unit(self, model: str) -> int:
         """Pixels of which the sides of a model's pictures are multiples; raises as `defaults`."""
 
+    def larger_strength(self, model: str) -> float:
+        """Strength that suits drawing a model's pictures larger; raises as `defaults`."""
+
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """Replace prompts that stand for several by a value each; raises RequestError."""
 
@@ -63,6 +67,10 @@ class _NoWildcards:
     def size_unit(self, model: str) -> int:
         """Return 1."""
         return 1
+
+    def larger_strength(self, model: str) -> float:
+        """Return what suits most models."""
+        return LARGER_STRENGTH
 
     def fill(self, prompts: Sequence[str], seed: int) -> list[str]:
         """Return the prompts unchanged."""
@@ -333,7 +341,7 @@ class Request:
             )
         )
 
-    def explicit(self, schedule_of: Callable[[Picture], NoiseSchedule]) -> Self:
+    def explicit(self, schedule_of: Callable[[Picture], Schedule]) -> Self:
         """Return the request with the spacings named that models use by default.
 
         Args:
@@ -405,9 +413,7 @@ def changed(picture: Picture, values: Mapping[str, Any], index: int | None = Non
     return picture
 
 
-def larger(
-    picture: Picture, width: int, height: int, strength: float = LARGER_STRENGTH, taken: int = 1
-) -> Picture:
+def larger(picture: Picture, width: int, height: int, strength: float, taken: int = 1) -> Picture:
     """Return the settings that draw a finished picture again at a larger size.
 
     This is the second pass of A1111's hires fix: the picture is enlarged in pixels and put under

@@ -28,6 +28,7 @@ MAX_SIZE = 1 << 16  # pixels; which sizes there are is the model's and the serve
 MAX_STEPS = 200
 MAX_SEED = 2**32 - 1
 RANDOM = -1  # where a person gives a seed; a picture has the one that was drawn
+LARGER_STRENGTH = 0.4  # where a picture is drawn again larger, and its model asks for no other
 MAX_SHOWN = 60  # characters of a bad value in a sentence
 
 

@@ -9,7 +9,7 @@ from training.concepts import CONCEPTS, THEMES
 from training.sprites import STYLES
 
 CARD = dict(
-    name="sd_tpu emoji 128",
+    name="sd_tpu emoji 256",
     prompts=(
         "a cat on a blue background",
         "a 3d rocket on a black background",
@@ -40,6 +40,7 @@ CARD = dict(
     ),
     steps=8,
     guidance=3.0,
+    larger_strength=0.15,  # at more, what it knows of smaller pictures appears in large ones
 )
 
 # By the tags that HTML has for the languages. What is to be written in a prompt is English in all:

@@ -64,6 +64,7 @@ Delta = LowRank | Hadamard | Kronecker
 # kohya's, and of LyCORIS and SimpleTuner.
 COMPONENTS = {
     "unet": ("unet", "lora_unet", "lycoris_unet", "lycoris"),
+    "transformer": ("transformer",),
     "text_encoder": ("text_encoder", "lora_te", "lora_te1", "lycoris_te", "lycoris_te1", "lycoris"),
     "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2"),
 }

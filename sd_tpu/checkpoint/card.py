@@ -1,14 +1,16 @@
 """Model cards: the `sd_tpu.json` of a checkpoint, which the page shows."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Self
 
 import pydantic
 from pydantic import Field, StringConstraints
 
 from sd_tpu.checkpoint.config import Config, is_file, read_json
-from sd_tpu.settings import MAX_MODEL_LENGTH, SETTINGS
+from sd_tpu.settings import LARGER_STRENGTH, MAX_MODEL_LENGTH, SETTINGS
 
 GUIDE_PROMPTS = (
     "Labrador in the style of Hokusai",
@@ -33,7 +35,8 @@ class ModelCard(Config):
     `hint` says in a line what to write, `details` what the model can draw, where that is little;
     `translations` has the two for people who read other languages, by their tags in HTML.
     `more_prompts` are what the page's sample prompts go on with, by the eight. No sampler means the
-    one that the checkpoint's `scheduler_config.json` asks for. `words` are those that the captions
+    one that the checkpoint's `scheduler_config.json` asks for. `larger_strength` is how much of a
+    picture becomes noise where it is drawn again larger. `words` are those that the captions
     of its training were made of, for a model that was trained on few; `themes` has what of them is
     worth offering, under animals, food, nature, vehicles, things, colours and styles.
     """
@@ -46,6 +49,7 @@ class ModelCard(Config):
     more_prompts: tuple[str, ...] = ()
     steps: Annotated[int, Field(ge=1)] = 20
     guidance: float = 7.5
+    larger_strength: float = LARGER_STRENGTH
     sampler: str | None = None
     spacing: str | None = None
     details: str = ""
@@ -58,6 +62,7 @@ class ModelCard(Config):
         for name in ("steps", "guidance", "sampler", "spacing"):
             if (value := getattr(self, name)) is not None:
                 SETTINGS[name].check(value)
+        SETTINGS["strength"].check(self.larger_strength)
         return self
 
     def translated(self, name: str, tag: str) -> tuple[str, str]:
@@ -71,7 +76,16 @@ class ModelCard(Config):
         return [word for word in dict.fromkeys(split_words(prompt)) if known and word not in known]
 
     @classmethod
-    def read(cls, folder: Path, name: str) -> Self:
-        """Read the card of the checkpoint in `folder`; without a name there it is `name`."""
+    def read(
+        cls, folder: Path, name: str, defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> Self:
+        """Read the card of the checkpoint in `folder`.
+
+        Args:
+            folder: where it lies.
+            name: what the model is called if nothing there says it.
+            defaults: of its family, for what nothing there says.
+        """
         file = folder / "sd_tpu.json"
-        return cls.from_dict({"name": name, **(read_json(file) if is_file(file) else {})})
+        own = read_json(file) if is_file(file) else {}
+        return cls.from_dict({"name": name, **defaults, **own})

@@ -1,8 +1,8 @@
 """A checkpoint's `*.json` files, read through one schema with bounds.
 
 Each config reads the fields that shape the computation and refuses, by name, the values that belong
-to architectures outside Stable Diffusion 1.x, 2.x and XL. A field that is not here does not change
-the result.
+to architectures outside Stable Diffusion 1.x, 2.x, XL and 3. A field that is not here does not
+change the result.
 """
 
 import contextlib
@@ -191,6 +191,82 @@ class TextEncoderConfig(_EncoderConfig):
 
     vocab_size: Count = 49408
     max_position_embeddings: Count = 77
+
+
+class T5Config(Config):
+    """`config.json` of a T5EncoderModel: Stable Diffusion 3's third text encoder, FLUX.1's second.
+
+    The activation of "gated-gelu" is `gelu_new`, whatever else is called GELU.
+    """
+
+    d_model: Count = 512
+    d_kv: Count = 64
+    d_ff: Count = 2048
+    num_layers: Annotated[int, Field(ge=1, le=128)] = 6
+    num_heads: Count = 8
+    vocab_size: Count = 32128
+    relative_attention_num_buckets: Annotated[int, Field(ge=4, le=1 << 16)] = 32
+    relative_attention_max_distance: Count = 128
+    feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"
+    layer_norm_epsilon: Positive = 1e-6
+
+    _supported: ClassVar = {
+        "model_type": ("t5",),  # UMT5 has position biases in every layer
+        "is_decoder": (None, False),
+        "dense_act_fn": (None, "relu", "gelu_new"),
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _far_distances_share_buckets(self) -> Self:
+        near = self.relative_attention_num_buckets // 4
+        if self.relative_attention_max_distance <= near:
+            raise ValueError(
+                f"relative_attention_max_distance={self.relative_attention_max_distance} is not "
+                f"supported; expected more than {near}, the distances with a bucket of their own."
+            )
+        return self
+
+
+class Qwen3Config(Config):
+    """`config.json` of a Qwen3Model, or of the language model that it is of."""
+
+    vocab_size: Count = 151936
+    hidden_size: Count = 4096
+    intermediate_size: Count = 22016
+    num_hidden_layers: Annotated[int, Field(ge=2, le=128)] = 32
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count = 32
+    head_dim: Annotated[int, Field(ge=2, le=1024, multiple_of=2)] = 128
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
+
+    _supported: ClassVar = {
+        "model_type": (None, "qwen3"),
+        "hidden_act": (None, "silu"),
+        "attention_bias": (None, False),
+        "use_sliding_window": (None, False),
+        "rope_scaling": (None,),
+        "rope_type": (None, "default"),
+    }
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """Read a config of transformers 5, which has values of positions apart, or of an older one.
+
+        Raises:
+            CheckpointError: as `Config.from_dict`.
+        """
+        apart = config.get("rope_parameters")
+        return super().from_dict({**config, **(apart if isinstance(apart, dict) else {})})
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} does not divide into "
+                f"num_key_value_heads={self.num_key_value_heads}."
+            )
+        return self
 
 
 class VisionEncoderConfig(_EncoderConfig):
@@ -485,6 +561,58 @@ class ControlNetConfig(UNetConfig):
         return 2 ** (len(self.conditioning_embedding_out_channels) - 1)
 
 
+class SD3TransformerConfig(Config):
+    """`transformer/config.json` of an SD3Transformer2DModel."""
+
+    sample_size: Count = 128  # latents along a side
+    patch_size: Annotated[int, Field(ge=1, le=16)] = 2
+    in_channels: Count = 16
+    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 18
+    attention_head_dim: Count = 64
+    num_attention_heads: Count = 18
+    joint_attention_dim: Count = 4096
+    caption_projection_dim: Count = 1152
+    pooled_projection_dim: Count = 2048
+    out_channels: Count = 16
+    pos_embed_max_size: Annotated[int, Field(ge=1, le=4096)] = 96  # patches along a side
+    dual_attention_layers: tuple[int, ...] = ()
+    qk_norm: Literal["rms_norm"] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.caption_projection_dim != self.width:
+            raise ValueError(
+                f"caption_projection_dim={self.caption_projection_dim} should be "
+                f"num_attention_heads * attention_head_dim, {self.width}: text and picture are "
+                "attended to together."
+            )
+        if self.sample_size % self.patch_size:
+            raise ValueError(
+                f"sample_size={self.sample_size} does not divide into patch_size={self.patch_size}."
+            )
+        if self.sample_size // self.patch_size > self.pos_embed_max_size:
+            raise ValueError(
+                f"sample_size={self.sample_size} has more patches along a side than "
+                f"pos_embed_max_size={self.pos_embed_max_size}."
+            )
+        return self
+
+    def canonical(self) -> Self:
+        """Return the config with those blocks of dual attention that there are, in order."""
+        dual = sorted({*self.dual_attention_layers} & {*range(self.num_layers)})
+        return self.model_copy(update={"dual_attention_layers": tuple(dual)})
+
+    @property
+    def width(self) -> int:
+        """Channels of each token."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in latents."""
+        return self.sample_size, self.sample_size
+
+
 class PipelineConfig(Config):
     """Values of `model_index.json` beside the names of its parts."""
 
@@ -517,13 +645,11 @@ class VAEConfig(Config):
     latents_std: tuple[Positive, ...] | None = None
     force_upcast: bool = True  # 16 bits are too few; diffusers' SD 1.x and 2.x do not ask
 
-    _supported: ClassVar = {
-        "act_fn": ("silu", "swish"),
-        "shift_factor": (None, 0, 0.0),
-        "mid_block_add_attention": (True,),
-        "use_quant_conv": (True,),
-        "use_post_quant_conv": (True,),
-    }
+    shift_factor: float | None = None  # mean of the latents, as SD 3 has it
+    use_quant_conv: bool = True
+    use_post_quant_conv: bool = True
+
+    _supported: ClassVar = {"act_fn": ("silu", "swish"), "mid_block_add_attention": (True,)}
 
     @pydantic.model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -534,6 +660,8 @@ class VAEConfig(Config):
                 )
         if (self.latents_mean is None) != (self.latents_std is None):
             raise ValueError("latents_mean and latents_std come together.")
+        if self.latents_mean is not None and self.shift_factor:
+            raise ValueError("latents_mean and shift_factor say different things.")
         if {self.latent_channels} != {
             len(values or range(self.latent_channels))
             for values in (self.latents_mean, self.latents_std)
@@ -647,3 +775,31 @@ class SchedulerConfig(Config):
         if self.use_karras_sigmas and self.use_exponential_sigmas:
             raise ValueError("the scheduler asks for Karras and exponential sigmas at once.")
         return self
+
+
+class FlowSchedulerConfig(Config):
+    """`scheduler/scheduler_config.json` of a scheduler for flow matching."""
+
+    scheduler: str | None = Field(None, alias="_class_name")
+    num_train_timesteps: Timesteps = 1000
+    shift: Positive = 1.0
+    flow_shift: Positive = 1.0  # as solvers call it
+    use_flow_sigmas: bool = False
+    lower_order_final: bool | None = None
+    euler_at_final: bool = False
+
+    _supported: ClassVar = {
+        "use_dynamic_shifting": (None, False),
+        "shift_terminal": (None,),
+        "invert_sigmas": (None, False),
+        "stochastic_sampling": (None, False),
+        "use_karras_sigmas": (None, False),
+        "use_exponential_sigmas": (None, False),
+        "use_beta_sigmas": (None, False),
+        "prediction_type": (None, "flow_prediction"),
+    }
+
+    @property
+    def constant_shift(self) -> float:
+        """How far sigmas are shifted towards noise; 1 not at all."""
+        return self.flow_shift if self.use_flow_sigmas else self.shift

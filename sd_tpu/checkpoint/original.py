@@ -1,13 +1,14 @@
 """Names in the original layouts of Stable Diffusion -> names in diffusers' checkpoints.
 
 The original repositories (CompVis/stable-diffusion, Stability-AI/generative-models) number the
-UNet's layers from end to end; diffusers numbers them by level.
+UNet's layers from end to end; diffusers numbers them by level. `[qkv]` in a name stands for each of
+the three that the original layout keeps in one tensor, in this order.
 """
 
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 # Modules of the UNet that every one has once.
@@ -45,12 +46,36 @@ OPEN_CLIP_RULES = (
     (r"^transformer\.resblocks\.", "text_model.encoder.layers."),
     (r"\.ln_(\d)\.", r".layer_norm\1."),
     (r"\.attn\.", ".self_attn."),
+    (r"\.in_proj_(weight|bias)$", r".[qkv]_proj.\1"),
     (r"\.mlp\.c_fc\.", ".mlp.fc1."),
     (r"\.mlp\.c_proj\.", ".mlp.fc2."),
     (r"^ln_final\.", "text_model.final_layer_norm."),
     (r"^token_embedding\.", "text_model.embeddings.token_embedding."),
     (r"^positional_embedding$", "text_model.embeddings.position_embedding.weight"),
     (r"^text_projection$", "text_projection.weight"),
+)
+SD3_RULES = (
+    (r"^pos_embed$", "pos_embed.pos_embed"),
+    (r"^x_embedder\.", "pos_embed."),
+    (r"^t_embedder\.mlp\.", "time_text_embed.timestep_embedder.mlp."),
+    (r"^y_embedder\.mlp\.", "time_text_embed.text_embedder.mlp."),
+    (r"_embedder\.mlp\.0\.", "_embedder.linear_1."),
+    (r"_embedder\.mlp\.2\.", "_embedder.linear_2."),
+    (r"^joint_blocks\.", "transformer_blocks."),
+    (r"\.x_block\.adaLN_modulation\.1\.", ".norm1.linear."),
+    (r"\.x_block\.(attn2?)\.qkv\.", r".\1.to_[qkv]."),
+    (r"\.x_block\.(attn2?)\.ln_([qk])\.", r".\1.norm_\2."),
+    (r"\.x_block\.(attn2?)\.proj\.", r".\1.to_out.0."),
+    (r"\.x_block\.mlp\.", ".ff.mlp."),
+    (r"\.context_block\.adaLN_modulation\.1\.", ".norm1_context.linear."),
+    (r"\.context_block\.attn\.qkv\.", ".attn.add_[qkv]_proj."),
+    (r"\.context_block\.attn\.ln_([qk])\.", r".attn.norm_added_\1."),
+    (r"\.context_block\.attn\.proj\.", ".attn.to_add_out."),
+    (r"\.context_block\.mlp\.", ".ff_context.mlp."),
+    (r"\.(ff|ff_context)\.mlp\.fc1\.", r".\1.net.0.proj."),
+    (r"\.(ff|ff_context)\.mlp\.fc2\.", r".\1.net.2."),
+    (r"^final_layer\.adaLN_modulation\.1\.", "norm_out.linear."),
+    (r"^final_layer\.linear\.", "proj_out."),
 )
 
 
@@ -169,8 +194,7 @@ def renamed(name: str, modules: dict[str, str]) -> str:
 
 def vae_name(name: str, levels: int) -> str:
     """Return an autoencoder's parameter in diffusers' names, given its number of levels."""
-    for pattern, replacement in VAE_RULES:
-        name = re.sub(pattern, replacement, name)
+    name = _by_rules(VAE_RULES, name)
     # The original numbers the levels on the way up by their resolution, the finest first.
     return re.sub(
         r"^(decoder\.up_blocks)\.(\d+)",
@@ -181,6 +205,15 @@ def vae_name(name: str, levels: int) -> str:
 
 def open_clip_name(name: str) -> str:
     """Return a parameter of OpenCLIP's text encoder in the names of transformers' CLIPTextModel."""
-    for pattern, replacement in OPEN_CLIP_RULES:
+    return _by_rules(OPEN_CLIP_RULES, name)
+
+
+def sd3_name(name: str) -> str:
+    """Return a parameter of Stable Diffusion 3's transformer in diffusers' names."""
+    return _by_rules(SD3_RULES, name)
+
+
+def _by_rules(rules: Sequence[tuple[str, str]], name: str) -> str:
+    for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name

@@ -1,21 +1,22 @@
-"""A whole checkpoint in one safetensors file, in the original layout of SD 1, SD 2 or SDXL.
+"""A whole checkpoint in one safetensors file, in the original layout of SD 1, 2 or 3 or SDXL.
 
 Which of them it is, and how wide and deep its networks are, is told by the names and shapes of its
 tensors. What these do not tell (the number of attention heads, the noise schedule) is as in the
 model that the layout was made for, unless a folder named as the file, without its suffix, lies
-beside it with diffusers' config files.
+beside it with diffusers' config files. A T5 encoder is read if its tokenizer lies there.
 """
 
 import dataclasses
+import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
-from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed, vae_name
-from sd_tpu.checkpoint.weights import NOT_PARAMETERS, Stored, modern, opened
+from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed, sd3_name, vae_name
+from sd_tpu.checkpoint.weights import DTYPES, NOT_PARAMETERS, Identity, Stored, modern, opened
 
 Shapes = Mapping[str, tuple[int, ...]]
 Config = dict[str, Any]
@@ -25,14 +26,19 @@ UNET, VAE = "model.diffusion_model.", "first_stage_model."
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"  # tensors whose presence is all that they say
 OPEN_CLIP_LAYERS, SD2_WIDTH = 24, 1024  # of OpenCLIP-H, SD 2's text encoder
 BUFFERS = ("logit_scale", "attn_mask")  # of text encoders, or of CLIP's text and pictures together
-PROJECTED = ("text_encoder_2",)  # whose pooled output is used
+# In transformers' names: of the vocabulary, and of the pooled output
+TOKENS = "text_model.embeddings.token_embedding.weight"
+PROJECTION = "text_projection.weight"
 TEXT_LAYER = re.compile(r"text_model\.encoder\.layers\.(\d+)\.")
+T5_LAYER = re.compile(r"encoder\.block\.(\d+)\.")
+JOINT_BLOCK = re.compile(r"joint_blocks\.(\d+)\.")
+DUAL_BLOCK = re.compile(r"joint_blocks\.(\d+)\.x_block\.attn2\.")
+HEAD = 64  # channels of each head of SD 3's transformer
 VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # not `loss.`, `model_ema.`
 
 # A part of a tensor's name -> what a file is that holds such a one. The first that is there counts.
 OTHERS = {
     "double_blocks.": "FLUX",
-    "joint_blocks.": "Stable Diffusion 3",
     "edm_mean": "Playground 2.5",
     "edm_vpred.": "CosXL",
     "conditioner.embedders.0.model.": "the refiner of SDXL",
@@ -41,9 +47,11 @@ OTHERS = {
     "hada_": "a LoHa, not a checkpoint",
     "control_model.": "a ControlNet, not a checkpoint",
     "emb_params": "a textual inversion, not a checkpoint",
+    "text_encoders.": "text encoders without a UNet or a transformer",
     "clip_g": "a textual inversion, not a checkpoint",
     "down_blocks.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
     "text_model.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
+    "joint_blocks.": "the transformer of Stable Diffusion 3 without autoencoder and text encoders",
     UNET: "a UNet without a text encoder",
 }
 CONFIG_FILES = {"model_index": "model_index.json", "scheduler": "scheduler/scheduler_config.json"}
@@ -60,12 +68,15 @@ class TextEncoder(NamedTuple):
         width: of the published models'.
         hidden_act: its activation.
         pad: the token that fills up a prompt; None is the tokenizer's own.
+        pooled: how its pooled output is used: not at all, as its projection makes it, or as it is,
+            which an identity in the projection's place says in diffusers' layout.
     """
 
     prefix: str
     width: int
     hidden_act: str = "gelu"
     pad: str | None = "!"  # the token of number 0
+    pooled: Literal["", "projected", "plain"] = ""
 
     def begin(self, names: Collection[str]) -> str:
         """Return the beginning of its tensors' names in a file; "" if it has none."""
@@ -80,10 +91,13 @@ class Layout:
     Attributes:
         name: of the models.
         class_name: of diffusers' pipeline.
-        text_encoders: by folder.
+        text_encoders: CLIP's, by folder.
         image_size: pixels of a side of the pictures it was trained on.
-        scheduler: diffusers' config of its scheduler, besides `SCHEDULE`.
-        scaling_factor: of the autoencoder.
+        scheduler: diffusers' config of its scheduler.
+        vae: values of diffusers' config of its autoencoder.
+        denoiser: folder of the network that takes noise out of latents.
+        mark: begins names that no other has; "" is told by all its text encoders being there.
+        t5: what begins the names of each T5 encoder's tensors, by folder; a file may lack them.
     """
 
     name: str
@@ -91,7 +105,20 @@ class Layout:
     text_encoders: Mapping[str, TextEncoder]
     image_size: int
     scheduler: Config
-    scaling_factor: float
+    vae: Config
+    denoiser: Literal["unet", "transformer"] = "unet"
+    mark: str = ""
+    t5: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def is_in(self, names: Collection[str]) -> bool:
+        """Whether a file of tensors with these names is of this layout."""
+        if self.mark:
+            return any(name.startswith(self.mark) for name in names)
+        return self.has_texts(names)
+
+    def has_texts(self, names: Collection[str]) -> bool:
+        """Whether all of CLIP's text encoders are there."""
+        return all(encoder.begin(names) for encoder in self.text_encoders.values())
 
 
 SCHEDULE = dict(
@@ -103,14 +130,15 @@ SCHEDULE = dict(
     timestep_spacing="leading",
     prediction_type="epsilon",
 )
-PNDM = dict(_class_name="PNDMScheduler", skip_prk_steps=True, set_alpha_to_one=False)
-DDIM = dict(
+PNDM = SCHEDULE | dict(_class_name="PNDMScheduler", skip_prk_steps=True, set_alpha_to_one=False)
+DDIM = SCHEDULE | dict(
     _class_name="DDIMScheduler",
     clip_sample=False,
     set_alpha_to_one=False,
     prediction_type="v_prediction",
 )
-EULER = dict(_class_name="EulerDiscreteScheduler", interpolation_type="linear")
+EULER = SCHEDULE | dict(_class_name="EulerDiscreteScheduler", interpolation_type="linear")
+FLOW = dict(_class_name="FlowMatchEulerDiscreteScheduler", num_train_timesteps=1000, shift=3.0)
 
 CLIP: dict[str, Any] = dict(
     width=768, hidden_act="quick_gelu", pad=None
@@ -121,7 +149,7 @@ SD1 = Layout(
     {"text_encoder": TextEncoder("cond_stage_model.", **CLIP)},
     512,
     PNDM,
-    0.18215,
+    dict(scaling_factor=0.18215),
 )
 SD2 = Layout(
     "Stable Diffusion 2",
@@ -129,20 +157,42 @@ SD2 = Layout(
     {"text_encoder": TextEncoder("cond_stage_model.", SD2_WIDTH)},
     768,
     DDIM,
-    0.18215,
+    dict(scaling_factor=0.18215),
 )
 SDXL = Layout(
     "SDXL",
     "StableDiffusionXLPipeline",
     {
         "text_encoder": TextEncoder("conditioner.embedders.0.", **CLIP),
-        "text_encoder_2": TextEncoder("conditioner.embedders.1.", 1280),
+        "text_encoder_2": TextEncoder("conditioner.embedders.1.", 1280, pooled="projected"),
     },
     1024,
     EULER,
-    0.13025,
+    dict(scaling_factor=0.13025, force_upcast=True),
 )
-WIDTHS = {encoder.width for layout in (SD1, SD2, SDXL) for encoder in layout.text_encoders.values()}
+SD3 = Layout(
+    "Stable Diffusion 3",
+    "StableDiffusion3Pipeline",
+    {
+        "text_encoder": TextEncoder("text_encoders.clip_l.", **CLIP, pooled="plain"),
+        "text_encoder_2": TextEncoder("text_encoders.clip_g.", 1280, pooled="projected"),
+    },
+    1024,
+    FLOW,
+    dict(
+        scaling_factor=1.5305,
+        shift_factor=0.0609,
+        force_upcast=True,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    ),
+    denoiser="transformer",
+    mark=f"{UNET}joint_blocks.",
+    t5={"text_encoder_3": "text_encoders.t5xxl.transformer."},
+)
+WIDTHS = {
+    encoder.width for layout in (SD1, SD2, SDXL, SD3) for encoder in layout.text_encoders.values()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +205,8 @@ class SingleFile:
         configs: diffusers' configs by folder, and "model_index" and "scheduler".
         stored: folder -> name in diffusers' checkpoints -> where the parameter lies; what
             `weights.load_stored` takes.
-        tokenizers: folder of each tokenizer -> the token that fills up a prompt; None is the
-            tokenizer's own.
+        tokenizers: folder of each tokenizer of CLIP -> the token that fills up a prompt; None is
+            the tokenizer's own.
         folder: with config files that were taken in place of what the file tells; None is none.
     """
 
@@ -168,18 +218,22 @@ class SingleFile:
     folder: Path | None
 
 
-def read(path: Path) -> SingleFile:
+def read(path: Path, *, t5: bool = True) -> SingleFile:
     """Read what a file holds and where, from its header and the folder beside it.
 
     Args:
         path: the safetensors file.
+        t5: read the T5 encoder, if the file holds it and its tokenizer lies beside.
 
     Raises:
         CheckpointError: the file is missing or damaged, or holds something else; it says what.
     """
     tensors = _header(path)
+    layout = _recognized(path, tensors)
+    folder = path.with_suffix("")
+    folder = folder if folder.is_dir() else None
+    tensors = _with_tokenizers(path, layout, tensors, folder if t5 else None)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    layout = _recognized(path, shapes)
     try:
         configs = _inferred(layout, shapes)
     except (LookupError, ValueError, ZeroDivisionError) as error:
@@ -187,8 +241,6 @@ def read(path: Path) -> SingleFile:
             f"{path} looks like {layout.name}, but tensors are missing or have "
             f"other shapes ({error})."
         ) from None
-    folder = path.with_suffix("")
-    folder = folder if folder.is_dir() else None
     if folder:
         configs |= _beside(folder, configs)
     return SingleFile(
@@ -211,41 +263,42 @@ def _header(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _recognized(path: Path, shapes: Shapes) -> Layout:
+def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:
     def present(mark: str) -> bool:
-        return any(name.startswith(mark) for name in shapes)
+        return any(name.startswith(mark) for name in tensors)
 
     other = next(
-        (what for mark, what in OTHERS.items() if any(mark in name for name in shapes)),
+        (what for mark, what in OTHERS.items() if any(mark in name for name in tensors)),
         "tensors of no kind known here",
     )
     if not (present("edm_mean") or present("edm_vpred.")):  # other noise, of SDXL's layout
-        for layout in (SDXL, SD2 if _is_after_sd_1(shapes) else SD1):
-            if all(encoder.begin(shapes) for encoder in layout.text_encoders.values()):
-                lacks = [
-                    what
-                    for mark, what in ((UNET, "UNet"), (VAE, "autoencoder"))
-                    if not present(mark)
-                ]
+        for layout in (SD3, SDXL, SD2 if _is_after_sd_1(tensors) else SD1):
+            if layout.is_in(tensors):
+                parts = {
+                    DENOISERS[layout.denoiser].what: present(UNET),
+                    "autoencoder": present(VAE),
+                    "CLIP text encoders": layout.has_texts(tensors),
+                }
+                lacks = [what for what, there in parts.items() if not there]
                 if lacks:
                     raise CheckpointError(
                         f"{path} holds {layout.name} without its "
-                        f"{' and its '.join(lacks)}, so it is not a whole "
-                        "checkpoint."
+                        f"{' and its '.join(lacks)}, so it is not a whole checkpoint. Take a file "
+                        "that holds them too, or a folder in the diffusers layout."
                     )
                 return layout
     raise CheckpointError(
-        f"{path} holds {other}; single files of Stable Diffusion 1, 2 and SDXL "
+        f"{path} holds {other}; single files of Stable Diffusion 1, 2 and 3 and of SDXL "
         "in their original layouts are supported."
     )
 
 
-def _is_after_sd_1(shapes: Shapes) -> bool:
+def _is_after_sd_1(tensors: Mapping[str, Stored]) -> bool:
     """Whether the UNet takes the texts of SD 2, or projects by dense layers what it attends to, as
     all since SD 1 do. Names say nothing of it."""
     ends = {
-        end: shape
-        for name, shape in shapes.items()
+        end: tensor.shape
+        for name, tensor in tensors.items()
         if name.startswith(UNET)
         for end in (".proj_in.weight", ".attn2.to_k.weight")
         if name.endswith(end)
@@ -255,32 +308,64 @@ def _is_after_sd_1(shapes: Shapes) -> bool:
     )
 
 
+def _with_tokenizers(
+    path: Path, layout: Layout, tensors: Mapping[str, Stored], folder: Path | None
+) -> dict[str, Stored]:
+    """Return the tensors but for those of T5 encoders whose tokenizers are not in the folder.
+
+    Raises:
+        CheckpointError: a T5 encoder that is left has numbers of a kind that is not read.
+    """
+    tensors = dict(tensors)
+    for part, begin in layout.t5.items():
+        tokenizer = folder / _tokenizer_of(part) if folder else None
+        names = [name for name in tensors if name.startswith(begin)]
+        if not (tokenizer and tokenizer.is_dir()):
+            for name in names:
+                del tensors[name]
+        elif others := {tensors[name].dtype for name in names} - {*DTYPES}:
+            raise CheckpointError(
+                f"{path} holds T5 in {' and '.join(sorted(others))}, supported are "
+                f"{', '.join(DTYPES)}. Take a file that holds it in one of these, or leave T5 out "
+                f"with --no-t5, or by taking {tokenizer} away."
+            )
+    return tensors
+
+
 # --- configs ------------------------------------------------------------------------------------
 
 
 def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
     """Infer diffusers' configs; raises LookupError or ValueError where tensors are missing."""
     vae = _vae_config(layout, _part(shapes, VAE))
-    unet = _unet_config(layout, _part(shapes, UNET))
+    denoiser = DENOISERS[layout.denoiser]
+    network = denoiser.config(layout, _part(shapes, UNET))
     downscale = 2 ** (len(vae["block_out_channels"]) - 1)
     configs: dict[str, Config] = {
         "model_index": {"_class_name": layout.class_name},
-        "scheduler": {**SCHEDULE, **layout.scheduler},
+        "scheduler": {**layout.scheduler},
         "vae": vae,
-        "unet": {**unet, "sample_size": layout.image_size // downscale},
+        layout.denoiser: {**network, "sample_size": layout.image_size // downscale},
         **{
             part: _text_config(layout, part, _part(shapes, encoder.begin(shapes)))
             for part, encoder in layout.text_encoders.items()
         },
+        **{
+            part: _t5_config(t5)
+            for part, begin in layout.t5.items()
+            if (t5 := _part(shapes, begin))
+        },
     }
     widths = [configs[part]["hidden_size"] for part in layout.text_encoders]
-    if sum(widths) != unet["cross_attention_dim"] or any(
+    takes = network[denoiser.texts]
+    # CLIP's texts are filled up to the width of T5's, where a layout has one.
+    if not (sum(widths) <= takes if layout.t5 else sum(widths) == takes) or any(
         width in WIDTHS and width != encoder.width
         for width, encoder in zip(widths, layout.text_encoders.values(), strict=True)
     ):
         raise ValueError(
-            f"texts of {' and '.join(map(str, widths))} numbers a token for a UNet "
-            f"that takes {unet['cross_attention_dim']}"
+            f"texts of {' and '.join(map(str, widths))} numbers a token for a {denoiser.what} "
+            f"that takes {takes}"
         )
     if layout is SDXL:
         second = configs["text_encoder_2"]
@@ -288,7 +373,7 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
         configs["model_index"]["force_zeros_for_empty_prompt"] = True
         # Six numbers of size and crop are embedded beside the pooled text.
         configs["unet"]["addition_time_embed_dim"] = (numbers - second["projection_dim"]) // 6
-    if layout is SD2 and unet["in_channels"] == 9:  # 512-inpainting-ema and its fine-tunes
+    if layout is SD2 and network["in_channels"] == 9:  # 512-inpainting-ema and its fine-tunes
         configs["scheduler"]["prediction_type"] = "epsilon"
         configs["vae"]["sample_size"] = 512
         configs["unet"]["sample_size"] = 512 // downscale
@@ -408,6 +493,31 @@ def _one(values: Iterable[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else values
 
 
+def _transformer_config(_: Layout, shapes: Shapes) -> Config:
+    width, joint = shapes["context_embedder.weight"]
+    patch = shapes["x_embedder.proj.weight"][-1]
+    dual = {int(match[1]) for name in shapes if (match := DUAL_BLOCK.match(name))}
+    return dict(
+        _class_name="SD3Transformer2DModel",
+        patch_size=patch,
+        in_channels=shapes["x_embedder.proj.weight"][1],
+        out_channels=shapes["final_layer.linear.weight"][0] // patch**2,
+        num_layers=_last_block(shapes) + 1,
+        attention_head_dim=HEAD,
+        num_attention_heads=width // HEAD,
+        joint_attention_dim=joint,
+        caption_projection_dim=width,
+        pooled_projection_dim=shapes["y_embedder.mlp.0.weight"][1],
+        pos_embed_max_size=math.isqrt(shapes["pos_embed"][1]),
+        dual_attention_layers=sorted(dual),
+        qk_norm="rms_norm" if any(".ln_q." in name for name in shapes) else None,
+    )
+
+
+def _last_block(names: Iterable[str]) -> int:
+    return max(int(match[1]) for name in names if (match := JOINT_BLOCK.match(name)))
+
+
 def _vae_config(layout: Layout, shapes: Shapes) -> Config:
     blocks = sorted(
         (int(match[1]), int(match[2]))
@@ -419,7 +529,7 @@ def _vae_config(layout: Layout, shapes: Shapes) -> Config:
         for level, block in blocks
         if block == 0
     ]
-    config = dict(
+    return dict(
         _class_name="AutoencoderKL",
         in_channels=shapes["encoder.conv_in.weight"][1],
         out_channels=shapes["decoder.conv_out.weight"][0],
@@ -429,20 +539,20 @@ def _vae_config(layout: Layout, shapes: Shapes) -> Config:
         down_block_types=["DownEncoderBlock2D"] * len(channels),
         up_block_types=["UpDecoderBlock2D"] * len(channels),
         sample_size=layout.image_size,
-        scaling_factor=layout.scaling_factor,
+        **layout.vae,
     )
-    return config | ({"force_upcast": True} if layout is SDXL else {})
 
 
 def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
+    encoder = layout.text_encoders[part]
     names = {_text_name(name): shape for name, shape in shapes.items()}
     layers = len({match[1] for name in names if (match := TEXT_LAYER.match(name))})
     # SD 2 takes the penultimate layer's output, so diffusers leaves out the last one, and so do the
     # files that its script makes of a folder.
     has_last = layers == OPEN_CLIP_LAYERS or (
-        layers != OPEN_CLIP_LAYERS - 1 and "text_projection.weight" in names
+        layers != OPEN_CLIP_LAYERS - 1 and PROJECTION in names
     )
-    vocabulary, width = names["text_model.embeddings.token_embedding.weight"]
+    vocabulary, width = names[TOKENS]
     config = dict(
         architectures=["CLIPTextModel"],
         model_type="clip_text_model",
@@ -452,17 +562,36 @@ def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
         max_position_embeddings=names["text_model.embeddings.position_embedding.weight"][0],
         num_hidden_layers=layers - 1 if layout is SD2 and has_last else layers,
         num_attention_heads=max(1, width // 64),
-        hidden_act=layout.text_encoders[part].hidden_act,
+        hidden_act=encoder.hidden_act,
         bos_token_id=0,
         eos_token_id=2,
     )
-    if part in PROJECTED:
+    if encoder.pooled:
         transposed = "text_projection" in shapes
         config |= dict(
             architectures=["CLIPTextModelWithProjection"],
-            projection_dim=names["text_projection.weight"][transposed],
+            projection_dim=width if encoder.pooled == "plain" else names[PROJECTION][transposed],
         )
     return config
+
+
+def _t5_config(shapes: Shapes) -> Config:
+    first = "encoder.block.0.layer"
+    vocabulary, width = shapes["shared.weight"]
+    buckets, heads = shapes[f"{first}.0.SelfAttention.relative_attention_bias.weight"]
+    gated = f"{first}.1.DenseReluDense.wi_0.weight" in shapes
+    return dict(
+        architectures=["T5EncoderModel"],
+        model_type="t5",
+        vocab_size=vocabulary,
+        d_model=width,
+        d_kv=shapes[f"{first}.0.SelfAttention.q.weight"][0] // heads,
+        d_ff=shapes[f"{first}.1.DenseReluDense.wo.weight"][1],
+        num_layers=len({match[1] for name in shapes if (match := T5_LAYER.match(name))}),
+        num_heads=heads,
+        relative_attention_num_buckets=buckets,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+    )
 
 
 def _text_name(name: str) -> str:
@@ -477,10 +606,11 @@ def _beside(folder: Path, configs: Mapping[str, Config]) -> dict[str, Config]:
 
 
 def _tokenizers(layout: Layout) -> dict[str, str | None]:
-    return {
-        folder.replace("text_encoder", "tokenizer"): encoder.pad
-        for folder, encoder in layout.text_encoders.items()
-    }
+    return {_tokenizer_of(part): encoder.pad for part, encoder in layout.text_encoders.items()}
+
+
+def _tokenizer_of(text_encoder: str) -> str:
+    return text_encoder.replace("text_encoder", "tokenizer")
 
 
 # --- parameters ---------------------------------------------------------------------------------
@@ -489,17 +619,46 @@ def _tokenizers(layout: Layout) -> dict[str, str | None]:
 def _stored(
     layout: Layout, tensors: Mapping[str, Stored], configs: Mapping[str, Config]
 ) -> dict[str, dict[str, Stored]]:
-    unet = _part(tensors, UNET)
-    modules = {original: ours for ours, original in Levels.of_original(unet).modules().items()}
     parts = {
-        "unet": {renamed(name, modules): tensor for name, tensor in unet.items()},
+        layout.denoiser: DENOISERS[layout.denoiser].stored(_part(tensors, UNET)),
         "vae": _vae(_part(tensors, VAE)),
     }
     for folder, encoder in layout.text_encoders.items():
-        parts[folder] = _open_clip(_part(tensors, encoder.begin(tensors)), layout, configs[folder])
-        if folder not in PROJECTED:
-            parts[folder].pop("text_projection.weight", None)
+        stored = _open_clip(_part(tensors, encoder.begin(tensors)), layout, configs[folder])
+        if encoder.pooled != "projected":
+            stored.pop(PROJECTION, None)
+        if encoder.pooled == "plain":
+            stored[PROJECTION] = _identity(stored)
+        parts[folder] = stored
+    for folder, begin in layout.t5.items():
+        if t5 := _part(tensors, begin):
+            parts[folder] = {
+                name: tensor for name, tensor in t5.items() if not NOT_PARAMETERS.search(name)
+            }
     return parts
+
+
+def _unet(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    modules = {original: ours for ours, original in Levels.of_original(tensors).modules().items()}
+    return {renamed(name, modules): tensor for name, tensor in tensors.items()}
+
+
+def _transformer(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return SD 3's tensors; modulations without a gate have shift and scale, diffusers' scale and
+    shift."""
+    swapped = (f"joint_blocks.{_last_block(tensors)}.context_block.adaLN_", "final_layer.adaLN_")
+    stored = {}
+    for name, tensor in tensors.items():
+        tensor = dataclasses.replace(tensor, swapped=name.startswith(swapped))
+        stored |= _split(sd3_name(name), tensor)
+    return stored
+
+
+def _identity(text_encoder: Mapping[str, Stored]) -> Identity:
+    """Return a projection of a text encoder's pooled output that changes nothing."""
+    embedding = text_encoder[TOKENS]
+    width = embedding.shape[1]
+    return Identity(embedding.file, PROJECTION, (width, width), "F32")
 
 
 def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -525,15 +684,11 @@ def _open_clip(tensors: Mapping[str, Stored], layout: Layout, config: Config) ->
         unused = (
             layout is SD2 and layer and (int(layer[1]) >= _whole(config.get("num_hidden_layers")))
         )
-        fused = re.match(r"(.+)\.in_proj_(weight|bias)$", ours)
         if unused or name in BUFFERS or NOT_PARAMETERS.search(name):
             continue
-        if fused and tensor.shape and tensor.shape[0] % 3 == 0:
-            stored |= _split(fused[1], fused[2], tensor)
-        elif name == "text_projection":
-            stored[ours] = dataclasses.replace(tensor, shape=tensor.shape[::-1], transposed=True)
-        else:
-            stored[ours] = tensor
+        if name == "text_projection":
+            tensor = dataclasses.replace(tensor, shape=tensor.shape[::-1], transposed=True)
+        stored |= _split(ours, tensor)
     return stored
 
 
@@ -541,11 +696,38 @@ def _whole(number: Any) -> float:
     return number if isinstance(number, int) else float("inf")
 
 
-def _split(attention: str, leaf: str, tensor: Stored) -> dict[str, Stored]:
+def _split(name: str, tensor: Stored) -> dict[str, Stored]:
+    """Return the tensor, or its thirds where `original` calls it `[qkv]`."""
+    if "[qkv]" not in name or not tensor.shape or tensor.shape[0] % 3:
+        return {name: tensor}
     rows = tensor.shape[0] // 3
     return {
-        f"{attention}.{part}_proj.{leaf}": dataclasses.replace(
+        name.replace("[qkv]", part): dataclasses.replace(
             tensor, shape=(rows, *tensor.shape[1:]), rows=(i * rows, (i + 1) * rows)
         )
         for i, part in enumerate("qkv")
     }
+
+
+class Denoiser(NamedTuple):
+    """How the network that takes noise out of latents is read.
+
+    Attributes:
+        what: it is, for people.
+        config: (layout, shapes by names in the file) -> diffusers' config.
+        stored: (tensors by names in the file) -> by diffusers' names.
+        texts: what its config calls the width of texts that it takes.
+    """
+
+    what: str
+    config: Callable[[Layout, Shapes], Config]
+    stored: Callable[[Mapping[str, Stored]], dict[str, Stored]]
+    texts: str
+
+
+DENOISERS = {
+    "unet": Denoiser("UNet", _unet_config, _unet, "cross_attention_dim"),
+    "transformer": Denoiser(
+        "transformer", _transformer_config, _transformer, "joint_attention_dim"
+    ),
+}

@@ -34,6 +34,7 @@ LEAVES = {
     ("bias", 1): ("bias", (0,)),
     # Those of no layer
     ("latents", 3): ("latents", (0, 1, 2)),
+    ("pos_embed", 3): ("pos_embed", (0, 1, 2)),
     ("class_embedding", 1): ("class_embedding", (0,)),
     ("concept_embeds", 2): ("concept_embeds", (0, 1)),
     ("concept_embeds_weights", 1): ("concept_embeds_weights", (0,)),
@@ -59,7 +60,8 @@ SYNONYMS = (
     # Nor is there that of the vision model in the safety checker.
     (re.compile(r"^vision_model\.vision_model\."), "vision_model."),
 )
-NOT_PARAMETERS = re.compile(r"\.position_ids$")  # a buffer that older checkpoints carry
+# A buffer that older checkpoints carry, and what T5 has twice.
+NOT_PARAMETERS = re.compile(r"\.position_ids$|^encoder\.embed_tokens\.weight$")
 DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them
 MAX_LINES = 20  # of differences that a message names
 MAX_HEADER = 1 << 25  # bytes; those of real files have a few megabytes, most of it metadata
@@ -81,6 +83,7 @@ class Stored:
         dtype: in the file, as safetensors spells it.
         rows: the first and the end of those that are the parameter's, where a tensor holds several.
         transposed: the tensor is the parameter's transpose.
+        swapped: the halves of the tensor's first axis are the parameter's in the other order.
     """
 
     file: Path
@@ -89,6 +92,7 @@ class Stored:
     dtype: str
     rows: tuple[int, int] | None = None
     transposed: bool = False
+    swapped: bool = False
 
     def read(self, tensors) -> np.ndarray:
         """Read the parameter in PyTorch's order of axes, given its file as `opened` gives it.
@@ -98,7 +102,17 @@ class Stored:
         """
         rows = slice(None) if self.rows is None else slice(*self.rows)
         value = tensors.get_slice(self.name)[rows] if self.rows else tensors.get_tensor(self.name)
+        if self.swapped:
+            value = np.roll(value, len(value) // 2, axis=0)
         return (value.T if self.transposed else value).reshape(self.shape)
+
+
+class Identity(Stored):
+    """An identity matrix, which a file leaves out: of no tensor, but of a file's parameters."""
+
+    def read(self, tensors) -> np.ndarray:
+        """Return the matrix in float32."""
+        return np.eye(*self.shape, dtype=np.float32)
 
 
 class ShapesOnly(nnx.Rngs):

@@ -73,6 +73,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "(default: where the page is served to others)",
     )
     add(
+        "--t5",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether the third text encoder of Stable Diffusion 3 is read, which is larger than "
+        "all else of it (default: where the checkpoint has it)",
+    )
+    add(
         "--prediction-type",
         choices=("epsilon", "v_prediction"),
         help="what the UNet of --model predicts, if its files do not say so",
@@ -177,6 +184,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
         "decoder_for",
         "prediction_type",
         "zero_snr",
+        "t5",
         "lora_dir",
         "embedding_dir",
         "prompt_chunks",

@@ -21,7 +21,7 @@ from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.pictures.images import MAX_FILE_BYTES, framed, make_grid
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.reading import read_bytes
-from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, Request, larger, rounded
+from sd_tpu.request import LARGER, ModelCatalog, Request, larger, rounded
 from sd_tpu.serving.arguments import fill
 from sd_tpu.serving.job import ImageReady, Job
 from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, OVERRIDABLE, SIDES, Picture, Upload, drawn_seed
@@ -60,7 +60,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=_times,
         metavar="X",
         help=f"draws each picture again X times as large, such as {LARGER}, from what it has "
-        f"become; --strength says how much of that becomes noise (default: {LARGER_STRENGTH}, "
+        "become; --strength says how much of that becomes noise (default: what suits the model, "
         "also where --init-image makes it that of the first drawing)",
     )
     add(
@@ -135,7 +135,7 @@ def _again(
     """
 
     def one(index: int, picture: Picture) -> Picture:
-        strength = LARGER_STRENGTH
+        strength = engine.catalog.larger_strength(picture.model)
         if said[index] is not None and not picture.init_image:
             strength = picture.strength
         unit = engine.catalog.size_unit(picture.model)

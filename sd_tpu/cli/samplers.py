@@ -2,7 +2,7 @@
 
 import argparse
 
-from sd_tpu.sampling.samplers import SAMPLERS
+from sd_tpu.sampling.samplers import FLOW_SAMPLERS, SAMPLERS
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -11,8 +11,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _samplers(args: argparse.Namespace) -> int:
-    rows = [("KEY", "NAME", "SPACINGS")]
-    rows += [(key, s.label, ", ".join(s.spacings)) for key, s in SAMPLERS.items()]
-    for key, label, spacings in rows:
-        print(f"{key:<17}{label:<17}{spacings}")
+    rows = [("KEY", "NAME", "FLOW MATCHING", "SPACINGS")]
+    rows += [
+        (key, sampler.label, "yes" if key in FLOW_SAMPLERS else "no", ", ".join(sampler.spacings))
+        for key, sampler in SAMPLERS.items()
+    ]
+    for key, label, flow, spacings in rows:
+        print(f"{key:<17}{label:<17}{flow:<15}{spacings}")
     return 0

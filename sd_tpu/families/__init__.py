@@ -4,16 +4,16 @@ from typing import Any
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.stable_diffusion_3 import StableDiffusion3
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 
-Family = type[StableDiffusion] | type[StableDiffusionXL]
-FAMILIES: tuple[Family, ...] = (StableDiffusion, StableDiffusionXL)
+Family = type[StableDiffusion] | type[StableDiffusionXL] | type[StableDiffusion3]
+FAMILIES: tuple[Family, ...] = (StableDiffusion, StableDiffusionXL, StableDiffusion3)
 
 # A part of a pipeline's name -> what its checkpoints hold. The first that is there counts.
 OTHERS = {
     "InstructPix2Pix": "a model that edits pictures",
     "XLImg2Img": "the refiner of SDXL",
-    "StableDiffusion3": "Stable Diffusion 3",
     "Flux": "FLUX",
 }
 
@@ -33,7 +33,8 @@ def find_family(model_index: dict[str, Any]) -> Family:
     for family in FAMILIES:
         if name in family.pipelines and not refines:
             return family
-    supported = " and ".join(family.pipelines[0] for family in FAMILIES)
+    *most, last = (family.pipelines[0] for family in FAMILIES)
+    supported = f"{', '.join(most)} and {last}"
     what = next(
         (f"{what} ({name})" for mark, what in OTHERS.items() if mark in str(name)),
         f"for {name or 'no pipeline that it names'}",

@@ -29,14 +29,16 @@ from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.latent_diffusion import CHECKER
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.stable_diffusion import StableDiffusion
+from sd_tpu.families.stable_diffusion_3 import T5, StableDiffusion3
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.families.tokenizer import Tokenizer
 from sd_tpu.folders import cache_folder, keep_within
 from sd_tpu.reading import expanded
 from sd_tpu.sampling.samplers import default_sampler
-from sd_tpu.sampling.schedule import NoiseSchedule
+from sd_tpu.sampling.schedule import read_schedule
 
 MAX_COMPILED_BYTES = 4 << 30  # of programs that are kept for the next start
+LEAVING_OUT = {CHECKER: "--no-safety-checker", T5: "--no-t5"}
 SAFETY_CHECKERS = ("StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker")
 
 
@@ -45,8 +47,8 @@ class Checkpoint:
 
     def __init__(
         self,
-        model: StableDiffusion | StableDiffusionXL,
-        tokenizers: Mapping[str, Tokenizer],
+        model: StableDiffusion | StableDiffusionXL | StableDiffusion3,
+        tokenizers: Mapping[str, Any],
         configs: Mapping[str, dict[str, Any]],
         card: ModelCard,
         parameters: "Parameters | None" = None,
@@ -57,9 +59,9 @@ class Checkpoint:
             CheckpointError: a config asks for what is not supported.
         """
         self.model, self.tokenizers, self.configs, self.card = model, tokenizers, configs, card
-        self.schedule = NoiseSchedule.from_config(configs["scheduler"])
+        self.schedule = read_schedule(configs["scheduler"])
         self.sampler, self.spacing = default_sampler(configs["scheduler"])
-        height, width = TrainingConfig.from_dict(configs["unet"]).size
+        height, width = TrainingConfig.from_dict(configs[model.denoiser]).size
         # Of the pictures it was trained on
         self.default_size = height * model.downscale, width * model.downscale
         self.parameters: Any = parameters  # None of one that has just been made
@@ -107,6 +109,7 @@ class Checkpoint:
         prediction_type: str | None = None,
         zero_snr: bool | None = None,
         safety_checker: bool = False,
+        t5: bool = True,
     ) -> Self:
         """Read a checkpoint without its parameters.
 
@@ -123,6 +126,7 @@ class Checkpoint:
             zero_snr: whether the noise schedule is scaled to end without any signal; None is what
                 the checkpoint says.
             safety_checker: read the checkpoint's, if it brings one.
+            t5: read Stable Diffusion 3's third text encoder, if the checkpoint brings it.
 
         Raises:
             CheckpointError: what is wrong with the checkpoint, in one message.
@@ -138,28 +142,34 @@ class Checkpoint:
         )
         path = expanded(name)
         if is_file(path) and path.suffix == SUFFIX:
-            return cls._open_file(single_file.read(path), **options)
+            return cls._open_file(single_file.read(path, t5=t5), **options)
         folder = checkpoint.find(
-            name, partial(_components, safety_checker=safety_checker), revision, variant
+            name, partial(_components, safety_checker=safety_checker, t5=t5), revision, variant
         )
         # A folder's whole path would travel in every picture.
         shown = folder.resolve().name if path.is_dir() else str(name)
-        return cls._open_folder(folder, shown, variant, safety_checker, **options)
+        return cls._open_folder(folder, shown, variant, safety_checker, t5, **options)
 
     @classmethod
     def _open_folder(
-        cls, folder: Path, name: str, variant: str | None, safety_checker: bool, **options: Any
+        cls,
+        folder: Path,
+        name: str,
+        variant: str | None,
+        safety_checker: bool,
+        t5: bool,
+        **options: Any,
     ) -> Self:
         index = read_json(folder / "model_index.json")
         family = find_family(index)
         has_checker = safety_checker and is_file(folder / CHECKER / "config.json")
-        components = _components(index, safety_checker=has_checker)
+        components = _components(index, safety_checker=has_checker, t5=t5)
         configs = {part: read_json(folder / part / "config.json") for part in components}
         configs["model_index"] = index
         configs["scheduler"] = read_json(folder / "scheduler" / "scheduler_config.json")
-        tokenizers = {
-            part: Tokenizer.from_folder(folder / part) for part in family.encoders.values()
-        }
+        tokenizers = family.tokenizers(
+            components, lambda part, kind: kind.from_folder(folder / part)
+        )
 
         def stored(part: str) -> Mapping[str, Stored]:
             try:
@@ -167,11 +177,17 @@ class Checkpoint:
                     checkpoint.weight_files(folder / part, components[part], variant)
                 )
             except CheckpointError as error:
-                way_out = " Or leave it out with --no-safety-checker." if part == CHECKER else ""
+                flag = LEAVING_OUT.get(part)
+                way_out = f" Or leave it out with {flag}." if flag else ""
                 raise CheckpointError(f"{error}{way_out}") from error
 
         return cls._assembled(
-            folder, configs, stored, tokenizers, ModelCard.read(folder, name), **options
+            folder,
+            configs,
+            stored,
+            tokenizers,
+            ModelCard.read(folder, name, family.defaults),
+            **options,
         )
 
     @classmethod
@@ -183,8 +199,8 @@ class Checkpoint:
                 f"{(file.folder or Path()) / 'model_index.json'} asks for {asked}, but "
                 f"{file.path} holds a {file.class_name}."
             )
-        tokenizers = {part: _tokenizer(file, part) for part in family.encoders.values()}
-        card = ModelCard.read(file.path.with_suffix(""), file.path.stem)
+        tokenizers = family.tokenizers(file.configs, partial(_tokenizer, file))
+        card = ModelCard.read(file.path.with_suffix(""), file.path.stem, family.defaults)
         return cls._assembled(
             file.path, file.configs, file.stored.__getitem__, tokenizers, card, **options
         )
@@ -195,7 +211,7 @@ class Checkpoint:
         source: Path,
         configs: dict[str, Any],
         stored: Callable,
-        tokenizers: Mapping[str, Tokenizer],
+        tokenizers: Mapping[str, Any],
         card: ModelCard,
         *,
         dtype,
@@ -230,8 +246,9 @@ class Checkpoint:
         """
         folder = Path(folder)
         for part, stem in self.model.components.items():
-            weights.save(params[part], folder / part / f"{stem}.safetensors", dtype)
-            _write_json(folder / part / "config.json", self.configs[part])
+            if part in params:
+                weights.save(params[part], folder / part / f"{stem}.safetensors", dtype)
+                _write_json(folder / part / "config.json", self.configs[part])
         scheduler = self.schedule.scheduler  # not by its name of Flax, which diffusers had before
         _write_json(
             folder / "scheduler" / "scheduler_config.json",
@@ -356,13 +373,17 @@ class Parameters:
             return ""
 
 
-def _components(index: dict[str, Any], *, safety_checker: bool) -> checkpoint.Components:
+def _components(index: dict[str, Any], *, safety_checker: bool, t5: bool) -> checkpoint.Components:
     """Return the components of a checkpoint; raises CheckpointError for one of no family."""
-    known = {**find_family(index).components, CHECKER: "model"}
-    named = index.get(CHECKER)
-    named = named[-1] if isinstance(named, list) and named else None
-    if not (safety_checker and named in SAFETY_CHECKERS):
-        del known[CHECKER]
+    family = find_family(index)
+    named = {part: entry[-1] for part, entry in index.items() if isinstance(entry, list) and entry}
+    known = {
+        part: stem
+        for part, stem in family.components.items()
+        if part not in family.optional or (t5 and named.get(part))
+    }
+    if safety_checker and named.get(CHECKER) in SAFETY_CHECKERS:
+        known[CHECKER] = "model"
     return known
 
 
@@ -371,10 +392,10 @@ def bytes_of(shapes: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
-def _tokenizer(file: SingleFile, part: str) -> Tokenizer:
+def _tokenizer(file: SingleFile, part: str, kind: Any) -> Any:
     """Return the tokenizer beside the file, else CLIP's own with the layout's padding."""
     if file.folder and (file.folder / part).is_dir():
-        return Tokenizer.from_folder(file.folder / part)
+        return kind.from_folder(file.folder / part)
     return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer", pad=file.tokenizers[part])
 
 

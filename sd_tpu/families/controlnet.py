@@ -65,7 +65,7 @@ class ControlNet(ExtraNetwork):
     def _stored(self) -> Mapping[str, Stored]:
         return weights.contents(checkpoint.weight_files(self.source, STEM, self.variant))
 
-    def check(self, model: LatentDiffusion) -> None:
+    def _check(self, model: LatentDiffusion) -> None:
         """Raise CheckpointError if it cannot draw with this model, as `ExtraNetwork.check`."""
         check(self.config, model, f"The ControlNet {self.name}")
 

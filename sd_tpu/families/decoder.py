@@ -11,7 +11,7 @@ from typing import Any, Self
 from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint.config import CheckpointError, TinyVAEConfig, read_json
 from sd_tpu.families import FAMILIES, Family
-from sd_tpu.families.latent_diffusion import vae_config
+from sd_tpu.families.latent_model import vae_config
 from sd_tpu.reading import expanded
 
 STEM = "diffusion_pytorch_model"

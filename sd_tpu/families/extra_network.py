@@ -16,6 +16,7 @@ from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.latent_diffusion import LatentDiffusion
+from sd_tpu.families.latent_model import LatentModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,8 +77,14 @@ class ExtraNetwork(abc.ABC):
     def _stored(self) -> Mapping[str, Stored]:
         """Return where the parameters lie; raises CheckpointError."""
 
+    def check(self, model: LatentModel) -> None:
+        """Raise CheckpointError, in a sentence, if it cannot draw with this model."""
+        if not isinstance(model, LatentDiffusion):
+            raise CheckpointError(f"The {self.kind} {self.name} is for models with a UNet.")
+        self._check(model)
+
     @abc.abstractmethod
-    def check(self, model: LatentDiffusion) -> None:
+    def _check(self, model: LatentDiffusion) -> None:
         """Raise CheckpointError, in a sentence, if it cannot draw with this model."""
 
     @abc.abstractmethod

@@ -101,7 +101,7 @@ class IPAdapter(ExtraNetwork):
             **{f"{ENCODER}.{name}": entry for name, entry in encoder.items()},
         }
 
-    def check(self, model: LatentDiffusion) -> None:
+    def _check(self, model: LatentDiffusion) -> None:
         """Raise CheckpointError if it cannot draw with this model, as `ExtraNetwork.check`."""
         config, unet = self.config, model.unet_config
         check_equal(

@@ -1,10 +1,7 @@
-"""Latent diffusion (Rombach et al. 2021, arXiv:2112.10752), the base of the families.
-
-A UNet takes noise out of latents, and an autoencoder makes pictures of them.
-"""
+"""Latent diffusion (Rombach et al. 2021, arXiv:2112.10752) by a UNet, the base of its families."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -23,33 +20,20 @@ from sd_tpu.checkpoint.config import (
 )
 from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families import text
-from sd_tpu.families.text import PromptOptions
-from sd_tpu.families.tokenizer import Tokenizer
-from sd_tpu.models import (
-    AutoencoderKL,
-    AutoencoderTiny,
-    StableDiffusionSafetyChecker,
-    UNet2DConditionModel,
-)
+from sd_tpu.families.latent_model import Arrays, LatentModel
+from sd_tpu.models import StableDiffusionSafetyChecker, UNet2DConditionModel
 from sd_tpu.models.platform import only_if
 from sd_tpu.models.unet import guidance_encoding
-
-Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their shapes
 
 CHECKER = "safety_checker"  # a component that not all checkpoints have, and not all want
 # The components that a ControlNet and an IP-Adapter are of the parameters that they draw with.
 CONTROL, REFERENCE = "controlnet", "ip_adapter"
-AUTOENCODERS: dict[type[Config], type[nnx.Module]] = {
-    VAEConfig: AutoencoderKL,
-    TinyVAEConfig: AutoencoderTiny,
-}
 # Channels that a UNet takes beside the latents' four, and what it does with them.
 OTHER_INPUTS = {5: "draws with a depth map", 8: "edits pictures, as InstructPix2Pix does"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LatentDiffusion:
+class LatentDiffusion(LatentModel):
     """The UNet and the autoencoder of a family, without their parameters.
 
     Its conditions are the text embeddings, "text", and whatever else the UNet takes, by the names
@@ -64,30 +48,14 @@ class LatentDiffusion:
     """
 
     unet: nnx.GraphDef
-    vae: nnx.GraphDef
     unet_config: UNetConfig
-    vae_config: VAEConfig | TinyVAEConfig
-    dtype: jnp.dtype
-    token_downsampling: int
-    chunks: int = 1  # of 77 tokens that each text has
-    texts: int = 2  # the negative prompt and the prompt, and a third that this is on the way to
-    preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
-    previewer: str = ""  # the component whose decoder draws previews, if any does
     safety_checker: nnx.GraphDef | None = None
     controlnet: nnx.GraphDef | None = None  # whose parameters are the component CONTROL
     control_size: tuple[int, int] = (0, 0)  # height and width of control pictures
     ip_adapter: nnx.GraphDef | None = None  # whose parameters are the component REFERENCE
     ip_adapter_config: IPAdapterConfig | None = None
 
-    autoencoder: ClassVar = "vae"
-    encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each text encoder
-    decoders: ClassVar[tuple[str, ...]]  # names of tiny decoders of its latents
-    index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
-
-    @staticmethod
-    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint's configs as the constructor of its diffusers pipeline mends them."""
-        return dict(configs)
+    denoiser: ClassVar = "unet"
 
     @classmethod
     def assemble(
@@ -117,11 +85,8 @@ class LatentDiffusion:
             CheckpointError: a part is not supported, or they do not fit one another.
         """
         unet = UNetConfig.from_dict(configs["unet"])
-        vae = vae_config(configs["vae"])
+        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=upcasts)
         _check_channels(unet, vae)
-        wide = upcasts and isinstance(vae, VAEConfig) and vae.force_upcast
-        if isinstance(vae, VAEConfig):
-            vae = vae.model_copy(update={"force_upcast": wide})
         parts = {
             name: architecture(encoder, config, dtype=dtype)
             for name, (encoder, config) in encoders.items()
@@ -129,34 +94,24 @@ class LatentDiffusion:
         parts["unet"] = architecture(
             UNet2DConditionModel, unet, dtype=dtype, token_downsampling=token_downsampling
         )
-        parts["vae"] = architecture(
-            AUTOENCODERS[type(vae)], vae, dtype=jnp.float32 if wide else dtype
-        )
-        if "preview_vae" in configs:
-            tiny = TinyVAEConfig.from_dict(configs["preview_vae"])
-            parts["preview_vae"] = architecture(AutoencoderTiny, tiny, dtype=dtype)
+        parts |= autoencoders
         if CHECKER in configs:
             checker = SafetyCheckerConfig.from_dict(configs[CHECKER])
             parts[CHECKER] = architecture(StableDiffusionSafetyChecker, checker, dtype=dtype)
-        graphs: dict[str, Any] = {module: graph for module, (graph, _) in parts.items()}
-        params = {module: shapes for module, (_, shapes) in parts.items()}
-        return cls(
-            **graphs,
+        return cls.joined(
+            parts,
             **rest,
             unet_config=unet,
             vae_config=vae,
             dtype=jnp.dtype(dtype),
             token_downsampling=token_downsampling,
             previewer=previewer,
-        ), params
+        )
 
     @property
     def model_index(self) -> dict[str, Any]:
         """model_index.json, but for the scheduler."""
-        index: dict[str, Any] = {
-            **self.index,
-            "vae": ["diffusers", AUTOENCODERS[type(self.vae_config)].__name__],
-        }
+        index = super().model_index
         if not self.mask_channels:
             return index
         # diffusers asks of such checkpoints whether they are older than 0.6.
@@ -166,12 +121,7 @@ class LatentDiffusion:
             "_class_name": index["_class_name"].replace("Pipeline", "InpaintPipeline"),
         }
 
-    # --- sizes and shapes -----------------------------------------------------------------------
-
-    @property
-    def downscale(self) -> int:
-        """Pixels of a picture along one side for each latent along that side."""
-        return self.vae_config.downscale
+    # --- sizes and networks ---------------------------------------------------------------------
 
     @property
     def mask_channels(self) -> int:
@@ -183,23 +133,6 @@ class LatentDiffusion:
         """Pixels of which the sides of pictures are multiples."""
         # The UNet halves the latents at every level but the last and must return to their size.
         return self.downscale * 2 ** (len(self.unet_config.block_out_channels) - 1)
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
-        unit = self.size_unit
-        if min(height, width) < unit or height % unit or width % unit:
-            raise ValueError(
-                f"A picture of {width}x{height} is not possible: this model makes pictures whose "
-                f"sides are multiples of {unit}."
-            )
-        return height // self.downscale, width // self.downscale, self.vae_config.latent_channels
-
-    # --- prompts --------------------------------------------------------------------------------
-
-    def for_inputs(self, inputs: Arrays) -> Any:
-        """Return these networks for as many texts of as many chunks as in the inputs."""
-        texts, chunks, _ = inputs[next(iter(self.encoders))]["ids"].shape
-        return dataclasses.replace(self, texts=texts, chunks=chunks)
 
     def with_controlnet(
         self, controlnet: nnx.GraphDef, height: int, width: int
@@ -217,64 +150,6 @@ class LatentDiffusion:
     ) -> "LatentDiffusion":
         """Return these networks with an IP-Adapter of this config."""
         return dataclasses.replace(self, ip_adapter=ip_adapter, ip_adapter_config=config)
-
-    @property
-    def shape_key(self) -> tuple[str, ...]:
-        """Key that tells these programs from those for one prompt of one chunk."""
-        long, way = [f"{self.chunks} chunks"], ["between prompts"]
-        return (*long * (self.chunks > 1), *way * (self.texts > 2))
-
-    @property
-    def text_input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `text_inputs` returns."""
-        encoders = {
-            part: text.input_shapes(self.chunks, width, self.texts)
-            for part, width in self.text_widths.items()
-        }
-        return {**encoders, "clip_skip": jax.ShapeDtypeStruct((), jnp.int32)}
-
-    def text_inputs(
-        self,
-        tokenizers: Mapping[str, Tokenizer],
-        texts: Sequence[str],
-        options: PromptOptions,
-        clip_skip: int,
-        to_prompt: str,
-        share: float,
-    ) -> Arrays:
-        """Return the encoders' inputs of a negative prompt, a prompt and a journey's second prompt.
-
-        Args:
-            tokenizers: the checkpoint's, by folder.
-            texts: the negative prompt and the prompt.
-            options: of prompts.
-            clip_skip: the layer that embeddings are taken from, the last being 1.
-            to_prompt: the prompt that this one is on the way to, or "".
-            share: of the way to it.
-        """
-        if to_prompt and share:
-            return {
-                **self.text_inputs(tokenizers, [*texts, to_prompt], options, clip_skip, "", 0.0),
-                "share": np.float32(share),
-            }
-        of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
-        return {
-            **text.encoder_inputs(of, self.text_widths, texts, options),
-            "clip_skip": np.int32(clip_skip),
-        }
-
-    def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
-        """Return the encoders' inputs of ids of one chunk without emphasis.
-
-        Args:
-            texts: ids [77] i32, or [E, 77] for E encoders, of each text.
-        """
-        ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
-        encoders = {
-            part: text.plain_inputs(ids[:, number], width)
-            for number, (part, width) in enumerate(self.text_widths.items())
-        }
-        return {**encoders, "clip_skip": np.int32(1)}
 
     # --- conditions beside the texts ------------------------------------------------------------
 
@@ -377,26 +252,6 @@ class LatentDiffusion:
         # A mask's channels are not for it.
         return only_if(jnp.any(strength != 0), steer, x[..., : self.vae_config.latent_channels])
 
-    def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
-        """Return the autoencoder's likeliest latents of a picture in [-1, 1]."""
-        encoded = nnx.merge(self.vae, params["vae"]).encode(image[None])
-        mean = encoded if isinstance(self.vae_config, TinyVAEConfig) else encoded[0]
-        return mean[0]
-
-    def decode(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
-        """Return the autoencoder's picture, about [-1, 1]."""
-        return nnx.merge(self.vae, params["vae"]).decode(latent[None])[0]
-
-    def preview(self, params: Params, latent: Float[Array, "h w C"]) -> Float[Array, "H W 3"]:
-        """Return the previewer's picture, about [-1, 1], of latents that need not be finished."""
-        decoder = nnx.merge(getattr(self, self.previewer), params[self.previewer])
-        return decoder.decode(latent[None])[0]
-
-    @property
-    def text_widths(self) -> Mapping[str, int]:
-        """The hidden size of each text encoder, by component; each family's own."""
-        raise NotImplementedError
-
     @property
     def checks_safety(self) -> bool:
         """Whether `is_unsafe` can tell."""
@@ -411,17 +266,6 @@ def _merged(graph: nnx.GraphDef | None, params: Params) -> Any:
     """Return the network of a component that the model has."""
     assert graph is not None
     return nnx.merge(graph, params)
-
-
-def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
-    """Parse an autoencoder's config.json; raises CheckpointError if it is not supported."""
-    name = str(config.get("_class_name") or "AutoencoderKL").removeprefix("Flax")
-    for schema, network in AUTOENCODERS.items():
-        if network.__name__ == name:
-            found: Any = schema.from_dict(dict(config))
-            return found
-    supported = " and ".join(network.__name__ for network in AUTOENCODERS.values())
-    raise CheckpointError(f"The autoencoder {name} is not supported; there are {supported}.")
 
 
 def _check_channels(unet: UNetConfig, vae: VAEConfig | TinyVAEConfig) -> None:

@@ -12,7 +12,8 @@ from flax import nnx
 from sd_tpu.checkpoint.config import CheckpointError, TextEncoderConfig, UNetConfig
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import text
-from sd_tpu.families.latent_diffusion import Arrays, LatentDiffusion
+from sd_tpu.families.latent_diffusion import LatentDiffusion
+from sd_tpu.families.latent_model import Arrays
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
 from sd_tpu.models import CLIPTextModel

@@ -21,7 +21,8 @@ from sd_tpu.checkpoint.config import (
 )
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import text
-from sd_tpu.families.latent_diffusion import Arrays, LatentDiffusion
+from sd_tpu.families.latent_diffusion import LatentDiffusion
+from sd_tpu.families.latent_model import Arrays
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
 from sd_tpu.models import CLIPTextModel, CLIPTextModelWithProjection

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from sd_tpu.http.drawing import NOTHING, flag
 from sd_tpu.pictures.images import UPSCALER
-from sd_tpu.request import LARGER, LARGER_STRENGTH, ModelCatalog, larger, rounded
+from sd_tpu.request import LARGER, ModelCatalog, larger, rounded
 from sd_tpu.sampling.samplers import steps_taken
 from sd_tpu.serving.arguments import ParameterError
 from sd_tpu.settings import MAX_SIZE, MAX_STEPS, SETTINGS, Number, Picture, shortened
@@ -71,7 +71,9 @@ class Hires:
             name: kind.check(given.get(name, LARGER if name == "hr_scale" else 0), name)
             for name, kind in _NUMBERS.items()
         }
-        strength = SETTINGS["strength"].check(given.get(_STRENGTH, LARGER_STRENGTH))
+        strength = SETTINGS["strength"].check(
+            given.get(_STRENGTH, catalog.larger_strength(picture.model))
+        )
         most = steps_taken(MAX_STEPS, strength)
         taken = Number(int, 0, max(0, most)).check(
             given.get("hr_second_pass_steps", 0), "hr_second_pass_steps"

@@ -13,6 +13,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "controlnet": ["ControlNetModel"],
         "ip_adapter": ["IPAdapterModel"],
         "safety_checker": ["StableDiffusionSafetyChecker"],
+        "sd3_transformer": ["SD3Transformer2DModel"],
+        "t5": ["T5EncoderModel"],
         "text_encoder": ["CLIPTextModel", "CLIPTextModelWithProjection"],
         "tiny_vae": ["AutoencoderTiny"],
         "unet": ["UNet2DConditionModel"],

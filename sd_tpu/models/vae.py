@@ -28,8 +28,10 @@ class AutoencoderKL(nnx.Module):
         moments = 2 * config.latent_channels
         self.encoder = Encoder(config, **layer)
         self.decoder = Decoder(config, **layer)
-        self.quant_conv = conv(moments, moments, 1, **layer)
-        self.post_quant_conv = conv(config.latent_channels, config.latent_channels, 1, **layer)
+        if config.use_quant_conv:
+            self.quant_conv = conv(moments, moments, 1, **layer)
+        if config.use_post_quant_conv:
+            self.post_quant_conv = conv(config.latent_channels, config.latent_channels, 1, **layer)
 
     def encode(
         self, images: Float[Array, "b height width c"]
@@ -39,16 +41,20 @@ class AutoencoderKL(nnx.Module):
         images [B, H, W, 3] in [-1, 1] -> two of [B, H/8, W/8, latent_channels] float32, the mean
         scaled, the log-variance that of the scaled latents and clipped to [-30, 20] before that.
         """
-        moments = by_tiles(
-            lambda x: self.quant_conv(self.encoder(x.astype(self.dtype))).astype(jnp.float32),
-            images,
-            self.config.downscale,
-        )
+
+        def moments_of(x: jax.Array) -> jax.Array:
+            x = self.encoder(x.astype(self.dtype))
+            x = self.quant_conv(x) if self.config.use_quant_conv else x
+            return x.astype(jnp.float32)
+
+        moments = by_tiles(moments_of, images, self.config.downscale)
         mean, logvar = jnp.split(moments, 2, axis=-1)
         scale = self.config.scaling_factor
         if self.config.latents_mean is not None:
             mean = mean - jnp.asarray(self.config.latents_mean)
             scale = scale / jnp.asarray(self.config.latents_std)
+        elif self.config.shift_factor:
+            mean = mean - self.config.shift_factor
         return mean * scale, jnp.clip(logvar, -30, 20) + 2 * jnp.log(scale)
 
     def decode(self, latents: Float[Array, "b h w latent"]) -> Float[Array, "b height width c"]:
@@ -56,14 +62,18 @@ class AutoencoderKL(nnx.Module):
         scale = self.config.scaling_factor
         if self.config.latents_mean is None:
             z = latents / scale
+            z = z + self.config.shift_factor if self.config.shift_factor else z
         else:
             z = latents * jnp.asarray(self.config.latents_std) / scale + jnp.asarray(
                 self.config.latents_mean
             )
-        return by_tiles(
-            lambda z: self.decoder(self.post_quant_conv(z.astype(self.dtype))).astype(jnp.float32),
-            z,
-        )
+
+        def picture_of(z: jax.Array) -> jax.Array:
+            z = z.astype(self.dtype)
+            z = self.post_quant_conv(z) if self.config.use_post_quant_conv else z
+            return self.decoder(z).astype(jnp.float32)
+
+        return by_tiles(picture_of, z)
 
 
 class Level(nnx.Module):

@@ -127,7 +127,7 @@ def add_endpoints(runs: Runs) -> None:
         ]
 
     def models() -> list[dict]:
-        """List the models, each with its default size, steps and guidance.
+        """List the models, each with its default size, steps and guidance, and its samplers.
 
         These are null where there are too many models to look at. The first is taken where none is
         named.
@@ -163,7 +163,9 @@ def _listed(catalog: Catalog) -> list[dict]:
     listed = []
     for number, name in enumerate(catalog.models()):
         try:
-            own = catalog.defaults(name) if number < MAX_OPENED else None
+            opened = number < MAX_OPENED
+            own = catalog.defaults(name) if opened else None
+            samplers = list(catalog.samplers(name)) if opened else None
         except RequestError:
             continue
         listed.append(
@@ -172,6 +174,7 @@ def _listed(catalog: Catalog) -> list[dict]:
                 **{
                     key: getattr(own, key, None) for key in ("width", "height", "steps", "guidance")
                 },
+                "samplers": samplers,
             }
         )
     return listed

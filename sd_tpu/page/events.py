@@ -268,7 +268,12 @@ class Actions:
     def _do_larger(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw a picture again at LARGER times its size, from its pixels; the others stay."""
         card, former = self._card(asked, asked.index), self._shown(asked)
-        picture = larger(card.asked, LARGER * card.asked.width, LARGER * card.asked.height)
+        picture = larger(
+            card.asked,
+            LARGER * card.asked.width,
+            LARGER * card.asked.height,
+            self.engine.catalog.larger_strength(card.asked.model),
+        )
         self.engine.catalog.check(picture)
         start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
         request = former.request.replaced(
@@ -461,7 +466,8 @@ class Actions:
         }
 
     def _model_values(self, filled: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the steps of the presets and the sizes of the chosen model, if there is one."""
+        """Return what the chosen model is offered with, if there is one: the steps of the presets,
+        sizes, and samplers with their spacings."""
         catalog = self.engine.catalog
         try:
             defaults = catalog.defaults(filled.get("model", ""))
@@ -476,7 +482,12 @@ class Actions:
                 "paces": [*map(self._seconds, eight)],
                 "pace": self._seconds([picture] * MAX_PROMPTS),
             }
-        return {"presets": presets, "sizes": form.sizes(defaults.model, catalog), **values}
+        return {
+            "presets": presets,
+            "sizes": form.sizes(defaults.model, catalog),
+            "samplers": catalog.samplers(defaults.model),
+            **values,
+        }
 
     def _seconds(self, pictures: Sequence[Picture]) -> float | None:
         """Return an estimate for pictures, rounded; None if nothing is known, or there are none."""

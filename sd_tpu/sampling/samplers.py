@@ -35,12 +35,17 @@ from jaxtyping import Bool
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.sampling.schedule import (
     TIME_SPACINGS,
+    FlowSchedule,
     Level,
     Moves,
     NoiseSchedule,
+    Schedule,
     ancestral,
     distilled,
+    flow_solving,
+    flowing,
     growing,
+    read_schedule,
     solving,
     strided,
 )
@@ -82,7 +87,7 @@ def _toward(here: Level, there: Level, eta: float = 0.0) -> tuple[float, float, 
     return a, there.alpha - here.alpha * a, there.sigma * math.sqrt(fresh)
 
 
-def _one_step(moves: Moves, schedule: NoiseSchedule, begin: int, eta: float = 0.0) -> Iterator[Row]:
+def _one_step(moves: Moves, schedule: Schedule, begin: int, eta: float = 0.0) -> Iterator[Row]:
     """DDIM (https://arxiv.org/abs/2010.02502). On growing sigmas Euler and Euler ancestral, Karras
     et al. 2022 (https://arxiv.org/abs/2206.00364) and k-diffusion."""
     for i, (here, there) in _steps(moves, begin):
@@ -105,6 +110,13 @@ def _lcm(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
         time = here.t * schedule.config.timestep_scaling / 0.5  # in deviations of the data
         skip, out = 1 / (time**2 + 1), time / math.sqrt(time**2 + 1)
         yield Row(i, here, there.alpha * skip, (there.alpha * out,), there.sigma)
+
+
+def _renoised(moves: Moves, schedule: FlowSchedule, begin: int) -> Iterator[Row]:
+    """Multistep consistency sampling by flow matching: each step goes to the clean image, and from
+    there back to the next level with fresh noise."""
+    for i, (here, there) in _steps(moves, begin):
+        yield Row(i, here, 0.0, (there.alpha,), there.sigma)
 
 
 def _tcd(moves: Moves, schedule: NoiseSchedule, begin: int, eta: float = 0.3) -> Iterator[Row]:
@@ -150,18 +162,16 @@ def _pndm(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
             yield Row(begin + i, here, a, np.multiply(b, weights[min(i, 4) - 1]))
 
 
-def _heun(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
+def _heun(moves: Moves, schedule: Schedule, begin: int) -> Iterator[Row]:
     """Heun's method, Karras et al. 2022 (https://arxiv.org/abs/2206.00364), algorithm 1.
 
     A step from noise without any signal, where sigma stands for infinity, is Euler's: Heun's mean
     of both ends would be off by half of what they differ in, times the ratio of their sigmas.
     """
-    # A power of a root has rounded it where sigmas are spaced by themselves.
-    most = math.inf if schedule.alphas_cumprod[-1] else schedule.sigmas[-1] * (1 - 1e-6)
     for i, (here, there) in _steps(moves, begin):
         dt = there.sigma - here.sigma
         yield Row(i, here, 1.0, (dt,))
-        if there.sigma > 0 and here.sigma < most:
+        if there.sigma > 0 and here.sigma < schedule.endless:
             yield Row(i, there, 1.0, (dt / 2, -dt / 2))
 
 
@@ -193,7 +203,7 @@ def _width(move: tuple[Level, Level]) -> float:
     return move[1].log_snr - move[0].log_snr
 
 
-def _order(moves: Moves, begin: int, i: int, schedule: NoiseSchedule, most: int) -> int:
+def _order(moves: Moves, begin: int, i: int, schedule: Schedule, most: int) -> int:
     """Return the order of a multistep method's step i.
 
     It is less at the start, and in short runs at the end, and 1 if the last step goes all the way
@@ -207,7 +217,7 @@ def _order(moves: Moves, begin: int, i: int, schedule: NoiseSchedule, most: int)
 
 
 def _dpmpp(
-    moves: Moves, schedule: NoiseSchedule, begin: int, *, order: int, eta: float = 0.0
+    moves: Moves, schedule: Schedule, begin: int, *, order: int, eta: float = 0.0
 ) -> Iterator[Row]:
     """DPM-Solver++ multistep, Lu et al. 2022 (https://arxiv.org/abs/2211.01095), algorithm 2; with
     eta = 1 its SDE form."""
@@ -248,7 +258,7 @@ def _dpmpp_2s(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row
             yield Row(i, here, a / a0, (b * r, b * (1 - r) - b0 * a / a0))
 
 
-def _unipc(moves: Moves, schedule: NoiseSchedule, begin: int) -> Iterator[Row]:
+def _unipc(moves: Moves, schedule: Schedule, begin: int) -> Iterator[Row]:
     """UniPC of order 2 with B(h) = e^h - 1, Zhao et al. 2023 (https://arxiv.org/abs/2302.04867).
 
     Each row first corrects the x that the step before predicted, then predicts the next one with
@@ -387,6 +397,24 @@ SAMPLERS = {
     ),
 }
 
+# Those for flow matching, whose sigmas have one spacing only.
+FLOW_SAMPLERS = {
+    "euler": Sampler("Euler", "FlowMatchEulerDiscreteScheduler", (), flowing, _one_step),
+    "heun": Sampler(
+        "Heun", "FlowMatchHeunDiscreteScheduler", (), flowing, _heun, history="out", evaluations=2
+    ),
+    "dpmpp_2m": Sampler(
+        "DPM++ 2M", _MULTISTEP, (), partial(flow_solving, from_zero=True), partial(_dpmpp, order=2)
+    ),
+    "unipc": Sampler("UniPC", "UniPCMultistepScheduler", (), flow_solving, _unipc),
+    "lcm": Sampler("LCM", "FlowMatchLCMScheduler", (), flowing, _renoised, stochastic=True),
+}
+
+
+def samplers_for(schedule: Schedule) -> dict[str, Sampler]:
+    """Return the samplers that a schedule can be sampled by."""
+    return FLOW_SAMPLERS if isinstance(schedule, FlowSchedule) else SAMPLERS
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -401,7 +429,7 @@ class Table:
 
 def make_table(
     sampler: str,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     steps: int,
     *,
     spacing: str | None = None,
@@ -420,7 +448,15 @@ def make_table(
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"Sampler {sampler!r} is unknown; there are {', '.join(SAMPLERS)}.")
-    method, total = SAMPLERS[sampler], len(schedule.alphas_cumprod)
+    methods, total = samplers_for(schedule), schedule.total
+    if sampler not in methods:
+        raise SentenceError(
+            "{sampler} is not for this model, which was trained by flow matching; there are "
+            "{known}.",
+            sampler=SAMPLERS[sampler].label,
+            known=", ".join(method.label for method in methods.values()),
+        )
+    method = methods[sampler]
     if not 1 <= steps <= total:
         raise SentenceError(
             "{sampler} takes 1 to {total} steps, not {steps}.",
@@ -449,11 +485,12 @@ def make_table(
     first = moves[0][0]
     # With leading spacing diffusers lets Euler and its kin start on noise and a clean image's worth
     sigma_only = first.alpha == 1 and times != "leading"
+    noise = first.sigma if sigma_only else math.hypot(first.alpha, first.sigma)
     return Table(
         rows=np.array([_columns(row, method.history) for row in rows]),
         step=np.array([row.step - begin for row in rows]),
         levels=np.array([[row.at.alpha, row.at.sigma] for row in rows]),
-        init_noise_sigma=first.sigma if sigma_only else math.hypot(first.alpha, first.sigma),
+        init_noise_sigma=1.0 if isinstance(schedule, FlowSchedule) else noise,
     )
 
 
@@ -499,13 +536,18 @@ def with_forecasts(table: Table, skipped: Bool[np.ndarray, " R"]) -> Table:
     return dataclasses.replace(table, rows=rows)
 
 
-def spacing_taken(sampler: str, schedule: NoiseSchedule, spacing: str | None) -> str:
-    """Return the spacing that a sampler of SAMPLERS takes, if asked for this one or for none."""
-    return _spacings(SAMPLERS[sampler], schedule, spacing)[0]
+def spacing_taken(sampler: str, schedule: Schedule, spacing: str | None) -> str:
+    """Return the spacing that a sampler takes, if asked for this one or for none."""
+    return _spacings(samplers_for(schedule)[sampler], schedule, spacing)[0]
 
 
-def _spacings(method: Sampler, schedule: NoiseSchedule, spacing: str | None) -> tuple[str, str]:
-    """Return the spacing to take, and the spacing of timesteps that it is or rests on."""
+def _spacings(method: Sampler, schedule: Schedule, spacing: str | None) -> tuple[str, str]:
+    """Return the spacing to take, and the spacing of timesteps that it is or rests on; "" both for
+    flow matching, which has no choice."""
+    if isinstance(schedule, FlowSchedule):
+        if spacing:
+            raise ValueError(f"By flow matching {method.label} has no {spacing!r} spacing.")
+        return "", ""
     times = schedule.config.timestep_spacing
     if times not in method.spacings:
         times = method.spacings[0]
@@ -527,8 +569,16 @@ def default_sampler(scheduler_config: dict[str, Any]) -> tuple[str, str | None]:
     Raises:
         CheckpointError: no sampler here does what the config says.
     """
-    schedule = NoiseSchedule.from_config(scheduler_config)
+    schedule = read_schedule(scheduler_config)
     name = schedule.scheduler
+    if isinstance(schedule, FlowSchedule):
+        for key, sampler in FLOW_SAMPLERS.items():
+            if sampler.scheduler == name:
+                return key, None
+        known = ", ".join(sampler.scheduler for sampler in FLOW_SAMPLERS.values())
+        raise CheckpointError(
+            f"The scheduler {name!r} is not supported for flow matching; there are {known}."
+        )
     if name == "PNDMScheduler" and not schedule.config.skip_prk_steps:
         raise CheckpointError("PNDMScheduler is supported with skip_prk_steps=true only.")
     order = schedule.config.solver_order

@@ -8,11 +8,11 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from sd_tpu.checkpoint.config import CheckpointError, SchedulerConfig
+from sd_tpu.checkpoint.config import CheckpointError, FlowSchedulerConfig, SchedulerConfig
 from sd_tpu.sentence import SentenceError
 
 SPACINGS = ("leading", "linspace", "trailing", "karras", "exponential")
@@ -86,6 +86,17 @@ class NoiseSchedule:
         return (self.config.scheduler or "").removeprefix("Flax") or None
 
     @property
+    def total(self) -> int:
+        """Timesteps of training."""
+        return len(self.alphas_cumprod)
+
+    @property
+    def endless(self) -> float:
+        """Sigma from which on it stands for infinity."""
+        # A power of a root has rounded it where sigmas are spaced by themselves.
+        return math.inf if self.alphas_cumprod[-1] else self.sigmas[-1] * (1 - 1e-6)
+
+    @property
     def sigma_spacing(self) -> str | None:
         """The spacing of sigmas that the config asks for."""
         return next((s for s in SPACINGS[3:] if getattr(self.config, f"use_{s}_sigmas")), None)
@@ -117,6 +128,59 @@ class NoiseSchedule:
     def timestep(self, sigma: np.ndarray | float) -> np.ndarray | float:
         """Return the fractional training timestep of a noise level, by interpolating log sigma."""
         return np.interp(np.log(sigma), np.log(self.sigmas), np.arange(len(self.sigmas)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlowSchedule:
+    """Flow matching, x = (1 - sigma) * x0 + sigma * eps, where a model predicts eps - x0.
+
+    Lipman et al. 2022 (arXiv:2210.02747), Liu et al. 2022 (arXiv:2209.03003). Sigmas are shifted
+    towards noise, the more so the larger the pictures of training (Esser et al. 2024,
+    arXiv:2403.03206, section 5.3.2).
+    """
+
+    config: FlowSchedulerConfig
+    endless: ClassVar = math.inf  # no sigma stands for infinity
+
+    @classmethod
+    def from_config(cls, scheduler_config: dict[str, Any]) -> Self:
+        """Read diffusers' `scheduler_config.json`; raises CheckpointError as NoiseSchedule does."""
+        return cls(config=FlowSchedulerConfig.from_dict(scheduler_config))
+
+    @property
+    def scheduler(self) -> str | None:
+        """diffusers' class of the checkpoint's scheduler."""
+        return self.config.scheduler
+
+    @property
+    def total(self) -> int:
+        """Timesteps of training."""
+        return self.config.num_train_timesteps
+
+    def shifted(self, sigma: Any) -> Any:
+        """Return sigmas shifted as the config asks."""
+        shift = self.config.constant_shift
+        return shift * sigma / (1 + (shift - 1) * sigma)
+
+    def level(self, sigma: float, t: float) -> Level:
+        """Return the level of a sigma, where the model is told the timestep t."""
+        return Level(t, 1 - sigma, sigma, 1.0, 1.0, -sigma)
+
+
+Schedule = NoiseSchedule | FlowSchedule
+
+
+def read_schedule(scheduler_config: dict[str, Any]) -> Schedule:
+    """Read diffusers' `scheduler_config.json`, whichever scheduler's.
+
+    Raises:
+        CheckpointError: a value is unknown, or asks for what a table cannot hold.
+    """
+    name = str(scheduler_config.get("_class_name"))
+    flows = name.startswith("FlowMatch") or (
+        name.startswith(_SOLVERS) and scheduler_config.get("use_flow_sigmas")
+    )
+    return (FlowSchedule if flows else NoiseSchedule).from_config(scheduler_config)
 
 
 def _heeded(config: dict[str, Any]) -> dict[str, Any]:
@@ -235,6 +299,31 @@ def growing(schedule, steps, spacing, times, *, whole_karras=False, sigma_min=Fa
     end = schedule.sigmas[0] if stops else 0.0
     pairs = zip([*timesteps, 0], [*sigmas.tolist(), float(end)], strict=True)
     return _chain(schedule.level(t, 1.0, sigma) for t, sigma in pairs)
+
+
+def flowing(schedule, steps, spacing, times) -> Moves:
+    """Sigmas of flow matching down to the last of training, which is shifted twice as in diffusers:
+    Euler, Heun and LCM."""
+    first, last = schedule.shifted(np.array([1.0, 1 / schedule.total]))
+    sigmas = schedule.shifted(np.linspace(first, last, steps))
+    return _flow(schedule, sigmas, schedule.total * sigmas)
+
+
+def flow_solving(schedule, steps, spacing, times, *, from_zero=False) -> Moves:
+    """Sigmas of flow matching at whole timesteps: DPM-Solver++ and UniPC.
+
+    They are spaced from pure noise, or down to the clean image, at whose end is none.
+    """
+    last = 1 / schedule.total
+    even = np.linspace(1 - last, 0, steps + 1) if from_zero else np.linspace(1, last, steps + 1)
+    sigmas = schedule.shifted(even[:-1])
+    sigmas[0] = min(sigmas[0], 1 - 1e-6)  # the logarithm of the signal is taken
+    return _flow(schedule, sigmas, np.trunc(schedule.total * sigmas))
+
+
+def _flow(schedule: FlowSchedule, sigmas: np.ndarray, timesteps: np.ndarray) -> Moves:
+    pairs = zip([*sigmas.tolist(), 0.0], [*timesteps.tolist(), 0.0], strict=True)
+    return _chain(schedule.level(*pair) for pair in pairs)
 
 
 def solving(schedule, steps, spacing, times, *, sigma_min=False) -> Moves:

@@ -22,7 +22,7 @@ from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.pictures.inputs import MAX_PIXELS
 from sd_tpu.reading import composed
 from sd_tpu.request import Sizes
-from sd_tpu.sampling.samplers import default_sampler
+from sd_tpu.sampling.samplers import default_sampler, samplers_for
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.plan import Weights
 from sd_tpu.serving.tiling import Tiling
@@ -272,6 +272,15 @@ class Catalog:
     def size_unit(self, model: str) -> int:
         """Pixels of which the sides of a model's pictures are multiples; raises as `open`."""
         return self.open(model).checkpoint.model.size_unit
+
+    def samplers(self, model: str) -> dict[str, tuple[str, ...]]:
+        """Return the spacings of each sampler that a model takes; raises as `open`."""
+        taken = samplers_for(self.open(model).checkpoint.schedule)
+        return {key: sampler.spacings for key, sampler in taken.items()}
+
+    def larger_strength(self, model: str) -> float:
+        """Strength at which the model's pictures are drawn larger; raises as `open`."""
+        return self.open(model).checkpoint.card.larger_strength
 
     def _limit(self, picture: Picture) -> int:
         """Pixels that a picture like this may have, by tiles or at once."""

@@ -420,6 +420,7 @@ class ModelOptions(TypedDict, total=False):
     wildcard_dir: str | Path | None
     styles: str | Path | None
     safety_checker: bool
+    t5: bool
     controlnets: Sequence[str | Path]
     ip_adapters: Sequence[str | Path]
     image_encoder: str | Path | None
@@ -445,6 +446,7 @@ def open_models(
     wildcard_dir: str | Path | None = None,
     styles: str | Path | None = None,
     safety_checker: bool = False,
+    t5: bool = True,
     controlnets: Sequence[str | Path] = (),
     ip_adapters: Sequence[str | Path] = (),
     image_encoder: str | Path | None = None,
@@ -477,6 +479,7 @@ def open_models(
         styles: as `Styles` takes it.
         safety_checker: have models that bring one look at what they draw, and blur pictures that
             are not safe for work.
+        t5: as `Checkpoint.open` takes it.
         controlnets: folders or hub ids of ControlNets that pictures may be steered by.
         ip_adapters: IP-Adapters for reference pictures, as `IPAdapter.open` takes them.
         image_encoder: the folder of what sees for them, where it is not beside them.
@@ -497,6 +500,7 @@ def open_models(
         variant=variant,
         token_downsampling=token_downsampling,
         safety_checker=safety_checker,
+        t5=t5,
     )
     if models is not None and not models.is_dir():
         raise ValueError(f"There is no folder {str(models)!r} with models.")

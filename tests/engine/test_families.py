@@ -12,7 +12,7 @@ import pytest
 from sd_tpu.checkpoint.config import CheckpointError, read_json
 from sd_tpu.families import FAMILIES, find_family
 from sd_tpu.families.checkpoint import Checkpoint
-from sd_tpu.families.latent_diffusion import vae_config
+from sd_tpu.families.latent_model import vae_config
 
 
 def read(folder):

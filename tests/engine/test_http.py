@@ -29,6 +29,7 @@ from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.serving.scheduler import Limits
+from sd_tpu.settings import LARGER_STRENGTH
 from sd_tpu.styles import Styles
 from tests.support.networks import make_adapter, make_controlnet, make_encoder
 from tests.support.serving import PATIENCE, served, until
@@ -625,6 +626,21 @@ def test_webuiapi_has_pictures_drawn_again_larger(a1111, page_engine, asked, siz
         f"Hires steps: {taken}, Hires upscaler: Lanczos"
     ) in result.info["infotexts"][1]
     assert ", Size: 32x32, " in result.info["infotexts"][1]
+
+
+def test_a_picture_is_drawn_larger_as_strongly_as_its_model_asks_for(
+    address, page_engine, monkeypatch
+):
+    asked = dict(prompt="a", steps=4, width=32, height=32, enable_hr=True, hr_upscaler="Lanczos")
+    strengths = []
+    for changes in ({}, {"larger_strength": 0.75}):
+        card = page_engine.checkpoint.card.model_copy(update=changes)
+        monkeypatch.setattr(page_engine.checkpoint, "card", card)
+        answer = httpx.post(f"{address}/sdapi/v1/txt2img", json=asked, timeout=PATIENCE)
+        assert answer.status_code == 200, answer.text
+        file = BytesIO(base64.b64decode(answer.json()["images"][0]))
+        strengths.append(read_png(file).pictures[0].strength)
+    assert strengths == [LARGER_STRENGTH, 0.75]
 
 
 @pytest.mark.parametrize(

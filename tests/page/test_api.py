@@ -121,9 +121,17 @@ def test_of_many_models_a_few_are_opened_and_all_are_listed():
     catalog = Mock(**{"models.return_value": [f"m{number}" for number in range(50_000)]})
     own = Picture(width=8, height=16)
     catalog.defaults.side_effect = [RequestError("It is damaged."), *[own] * 99]
+    catalog.samplers.return_value = {"euler": ()}
     listed = api._listed(catalog)
     assert catalog.defaults.call_count == api.MAX_OPENED and len(listed) == 49_999
-    assert listed[0] == {"model": "m1", "width": 8, "height": 16, "steps": 20, "guidance": 7.5}
+    assert listed[0] == {
+        "model": "m1",
+        "width": 8,
+        "height": 16,
+        "steps": 20,
+        "guidance": 7.5,
+        "samplers": ["euler"],
+    }
     assert listed[-1] == {"model": "m49999", **dict.fromkeys(listed[0].keys() - {"model"})}
 
 

@@ -294,6 +294,21 @@ def test_every_sampler_offers_its_own_spacings(tab):
     make(tab)
 
 
+def test_a_model_offers_the_samplers_that_it_takes_and_their_spacings(
+    page_engine, visitor, address, monkeypatch
+):
+    taken = {"euler": (), "heun": ("karras",)}
+    monkeypatch.setattr(page_engine.catalog, "samplers", lambda model: taken)
+    with visitor.new_page() as tab:
+        visit(tab, address)
+        expect(setting(tab, "Sampler").locator("option:enabled")).to_have_text(["Euler", "Heun"])
+        choose(setting(tab, "Sampler"), "Heun")
+        own = "the model's own"
+        expect(setting(tab, "Spacing").locator("option:enabled")).to_have_text([own, "karras"])
+        choose(setting(tab, "Sampler"), "Euler")
+        expect(setting(tab, "Spacing").locator("option:enabled")).to_have_text([own])
+
+
 def test_a_link_opens_the_page_with_the_same_prompts_seed_and_settings(tab, visitor, address):
     fill(tab, ["a fox", "", "größer & schöner = 100 %", *[""] * 5], seed=12, steps=3)
     make(tab)

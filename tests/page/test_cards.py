@@ -336,7 +336,7 @@ def test_the_bundled_model_offers_examples_and_words_that_it_knows():
     assert all(f'data-do="word">{word}<' in shown for word in offered)
     folder = BUNDLED_MODEL / "examples"
     for index, prompt in enumerate(card.prompts):
-        shown = part("figure", ENGLISH, example(folder, index, prompt), (128, 128))
+        shown = part("figure", ENGLISH, example(folder, index, prompt), (256, 256))
         assert f'alt="{prompt}"' in shown and "data:image/webp" in shown
         assert ">Example<" in shown and "data-do" not in shown
     assert example(folder, 8, "none").state == "blank"

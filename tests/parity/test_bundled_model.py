@@ -44,8 +44,8 @@ def pictures(bundled, latents) -> np.ndarray:
     )
 
 
-def test_it_draws_128_pixels_from_8x8_latents(latents, pictures):
-    assert pictures.shape == (8, 128, 128, 3) and latents.shape == (8, 32, 8, 8)
+def test_it_draws_256_pixels_from_8x8_latents(latents, pictures):
+    assert pictures.shape == (8, 256, 256, 3) and latents.shape == (8, 32, 8, 8)
 
 
 def test_pytorchs_pipeline_draws_the_same_pictures_from_the_same_files(bundled, latents, pictures):

@@ -596,7 +596,7 @@ def test_the_bundled_model_is_drawn_with_and_a_part_that_lacks_is_named(tmp_path
     pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(BUNDLED_MODEL)
     ids = pipeline.prepare_inputs("a cat")
     images = pipeline(ids, params, jax.random.PRNGKey(0), 2).images
-    assert Image.fromarray((images[0] * 255).round().astype("uint8")).size == (128, 128)
+    assert Image.fromarray((images[0] * 255).round().astype("uint8")).size == (256, 256)
     del params["unet"]["conv_in"]["bias"]
     with pytest.raises(CheckpointError, match=r"1 parameters are missing: conv_in\.bias"):
         pipeline(ids, params, jax.random.PRNGKey(0), 2)

@@ -12,15 +12,18 @@ import torch
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.sampling.samplers import (
     COLUMNS,
+    FLOW_SAMPLERS,
     HISTORY,
     REACH,
     SAMPLERS,
     Table,
     default_sampler,
     make_table,
+    spacing_taken,
     with_forecasts,
 )
-from sd_tpu.sampling.schedule import TIME_SPACINGS, NoiseSchedule
+from sd_tpu.sampling.schedule import TIME_SPACINGS, NoiseSchedule, read_schedule
+from sd_tpu.sentence import SentenceError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers on NumPy 2
 
@@ -113,23 +116,26 @@ def run_diffusers(config: dict, steps: int, monkeypatch, begin=None, kept=None, 
     draws = {}
     if hasattr(module, "randn_tensor"):
         monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.from_numpy(draws["now"]))
-    x, seen, previews = torch.from_numpy(START) * float(scheduler.init_noise_sigma), [], []
+    spread = float(getattr(scheduler, "init_noise_sigma", 1))  # flow matching has none
+    x, seen, previews = torch.from_numpy(START) * spread, [], []
+    add_noise = getattr(scheduler, "add_noise", None) or (
+        lambda picture, noise, t: scheduler.scale_noise(picture, t, noise)
+    )
+    scaled = getattr(scheduler, "scale_model_input", lambda x, _: x)
     timesteps = scheduler.timesteps[(begin or 0) * scheduler.order :]
     start, picture = torch.from_numpy(START), torch.from_numpy(CLEAN)
     if begin is not None:
-        x = scheduler.add_noise(picture, start, timesteps[:1])
+        x = add_noise(picture, start, timesteps[:1])
     for i, t in enumerate(timesteps):
         draws["now"] = NOISES[i]
-        model_input = scheduler.scale_model_input(x, t).double().numpy()
+        model_input = scaled(x, t).double().numpy()
         seen.append((float(t), model_input.copy()))
         out = torch.from_numpy(fake_model(model_input, float(t)))
         step = scheduler.step(out, t, x, **step_options)
         x = step.prev_sample
         if kept is not None:
             last = i + 1 == len(timesteps)
-            known = (
-                picture if last else scheduler.add_noise(picture, start, timesteps[i + 1 : i + 2])
-            )
+            known = picture if last else add_noise(picture, start, timesteps[i + 1 : i + 2])
             x = torch.where(torch.from_numpy(kept), known, x)
         previews.append(getattr(step, "pred_original_sample", None))
     return x.double().numpy(), seen, previews
@@ -141,7 +147,7 @@ def error(ours: np.ndarray, reference: np.ndarray) -> float:
 
 def assert_agree(config: dict, key: str, steps: int, monkeypatch, within=1e-5, **eta):
     where = f"{key} {steps} {config}"
-    table = make_table(key, NoiseSchedule.from_config(config), steps, **eta)
+    table = make_table(key, read_schedule(config), steps, **eta)
     x, seen, previews = run_table(table)
     ref, ref_seen, ref_previews = run_diffusers(config, steps, monkeypatch, **eta)
     assert len(seen) == len(ref_seen), where
@@ -182,6 +188,52 @@ def test_a_picture_under_noise_and_what_is_kept_of_it_are_what_they_are_in_pytor
         assert error(model_input, ref_input) < 1e-4
     assert error(x, ref) < 1e-5
     assert np.array_equal(x[kept], CLEAN[kept])
+
+
+def flow_config(key: str, shift: float) -> dict:
+    name = FLOW_SAMPLERS[key].scheduler
+    if name.startswith("FlowMatch"):
+        return {"_class_name": name, "shift": shift}
+    return {
+        "_class_name": name,
+        "use_flow_sigmas": True,
+        "flow_shift": shift,
+        "prediction_type": "flow_prediction",
+    }
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("key", FLOW_SAMPLERS)
+def test_flow_matching_gives_what_the_pytorch_scheduler_gives(key, shift, monkeypatch):
+    for steps in (1, 2, *STEPS):
+        assert_agree(flow_config(key, shift), key, steps, monkeypatch)
+
+
+@pytest.mark.parametrize("key", FLOW_SAMPLERS)
+def test_a_picture_under_noise_by_flow_matching_is_what_it_is_in_pytorch(key, monkeypatch):
+    config = flow_config(key, 3.0)
+    for steps, begin in ((10, 0), (20, 13), (4, 3)):
+        table = make_table(key, read_schedule(config), steps, begin=begin)
+        x, seen, _ = run_table(table, picture=CLEAN)
+        ref, ref_seen, _ = run_diffusers(config, steps, monkeypatch, begin=begin)
+        assert [t for t, _ in seen] == pytest.approx([t for t, _ in ref_seen], abs=1e-3)
+        assert error(x, ref) < 1e-5
+
+
+def test_what_flow_matching_does_not_have_is_refused_by_name():
+    schedule = read_schedule(flow_config("euler", 3.0))
+    with pytest.raises(SentenceError, match=r"DDIM is not for this model.*Euler, Heun"):
+        make_table("ddim", schedule, 4)
+    with pytest.raises(ValueError, match="no 'karras' spacing"):
+        make_table("euler", schedule, 4, spacing="karras")
+    assert spacing_taken("euler", schedule, None) == ""
+    with pytest.raises(CheckpointError, match="use_dynamic_shifting"):
+        read_schedule(flow_config("euler", 3.0) | {"use_dynamic_shifting": True})
+    with pytest.raises(CheckpointError, match=r"FlowMatchOther.*there are FlowMatchEuler"):
+        default_sampler({"_class_name": "FlowMatchOtherScheduler"})
+    assert [default_sampler(flow_config(key, 1.0)) for key in FLOW_SAMPLERS] == [
+        (key, None) for key in FLOW_SAMPLERS
+    ]
 
 
 @pytest.mark.parametrize("begin", [-1, 10])

@@ -16,14 +16,14 @@ from PIL import Image
 from benchmarks.report import count_compilations
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import LARGER_STRENGTH, Request, larger
+from sd_tpu.request import Request, larger
 from sd_tpu.serving import engine as engines
 from sd_tpu.serving import latency
 from sd_tpu.serving.encoders import MAX_SPARE, Encoders
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Progress
 from sd_tpu.serving.scheduler import Busy, Limits
-from sd_tpu.settings import RequestError
+from sd_tpu.settings import LARGER_STRENGTH, RequestError
 from tests.support.pictures import (
     ASKED,
     GIVEN,
@@ -87,7 +87,9 @@ def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength,
 def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(loaded, monkeypatch):
     reference, engine = loaded
     small = Input.of_pixels(drawn(engine)[0])
-    asked = larger(Request.check(ASKED, engine.catalog).pictures[0], 2 * SIDE, 2 * SIDE)
+    asked = larger(
+        Request.check(ASKED, engine.catalog).pictures[0], 2 * SIDE, 2 * SIDE, LARGER_STRENGTH
+    )
     (ours,) = drawn(
         engine,
         {small.name: small},

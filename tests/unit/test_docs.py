@@ -203,10 +203,10 @@ def test_flags_that_are_named_are_there(file):
         }
     if file.parent.name in {"performance", "decisions"}:
         sources = [source.read_text("utf-8") for source in (ROOT / "benchmarks").glob("*.py")]
-        known |= set(re.findall(r'"(--[a-z][a-z-]+)"', "".join(sources)))
+        known |= set(re.findall(r'"(--[a-z][a-z0-9-]+)"', "".join(sources)))
     for token in tokens(file):
         if token.type == "code_inline":
-            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", token.content))
+            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", token.content))
             assert flags <= known | OF_OTHERS, token.content
 
 

@@ -9,6 +9,12 @@ import { BOXES, OFFERED, state } from "./state.js";
 const TICKED_SIZES = 3;
 
 /**
+ * What the chosen model's samplers are, and their spacings; null before the server has said it.
+ * @type {Record<string, string[]> | null}
+ */
+let samplers = null;
+
+/**
  * Offers sizes or models: for all boxes, for one, and to be compared.
  * @param {string} name
  * @param {string[]} values
@@ -57,22 +63,37 @@ export function choose(field, value) {
 export function offerDependent(changed) {
     for (const field of $$("#settings-panel [data-per]")) {
         const { of, allowed } = JSON.parse(String(field.dataset.per));
-        const here = ["", ...(allowed[settingField(of).value] ?? [])];
-        for (const option of field.options) {
-            option.hidden = option.disabled = !here.includes(option.value);
-        }
+        const known = (of === "sampler" && samplers) || allowed;
+        const here = ["", ...(known[settingField(of).value] ?? [])];
+        offerOnly(field, here);
         if (changed === of || !here.includes(field.value)) field.value = "";
     }
 }
 
 /**
- * Shows the models that the server has by now, and the sizes and numbers of steps of the one that
- * is chosen.
+ * Hides a field's other choices.
+ * @param {Part} field
+ * @param {string[]} values
+ */
+function offerOnly(field, values) {
+    for (const option of field.options) {
+        option.hidden = option.disabled = !values.includes(option.value);
+    }
+}
+
+/**
+ * Shows the models that the server has by now, and the sizes, samplers and numbers of steps of the
+ * one that is chosen.
  * @param {import("./types").Answer} answer
  */
-export function showOffered({ presets = [], sizes, models = [] }) {
+export function showOffered({ presets = [], sizes, models = [], samplers: taken }) {
     if (models.length > 1) renew("model", models);
     if (!sizes) return; // the model cannot be read
+    if (taken) {
+        samplers = taken;
+        offerOnly(settingField("sampler"), Object.keys(taken));
+        offerDependent();
+    }
     const before = [...$("#all-size").options].map(({ value }) => value);
     if (!sizes.every((each) => before.includes(each)) || before.length > sizes.length + 1) {
         renew("size", sizes);

@@ -76,6 +76,7 @@ export interface Answer {
     inputs?: Record<string, string>;
     presets?: string[];
     sizes?: string[];
+    samplers?: Record<string, string[]>;
     models?: string[];
     input?: string; // the name of a picture that was handed in
     view?: string; // the address of a picture

@@ -1,0 +1,259 @@
+"""Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206): a transformer that was trained
+by flow matching, two CLIP text encoders and, unless it is left out, a T5."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    ProjectedTextEncoderConfig,
+    SD3TransformerConfig,
+    T5Config,
+)
+from sd_tpu.checkpoint.weights import Params, architecture
+from sd_tpu.families import text
+from sd_tpu.families.latent_model import Arrays, LatentModel
+from sd_tpu.families.prompt import words_of
+from sd_tpu.families.text import DEFAULTS, PromptOptions
+from sd_tpu.families.tokenizer import LENGTH
+from sd_tpu.models import CLIPTextModelWithProjection, SD3Transformer2DModel, T5EncoderModel
+
+T5 = "text_encoder_3"
+T5_TOKENS = 256  # of each text, padding among them; zeros without the encoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StableDiffusion3(LatentModel):
+    """The networks without their parameters: a `sd_tpu.families.model.Model`.
+
+    Inputs are those of `text.encoder_inputs` for both CLIP encoders, "clip_skip" as in
+    `StableDiffusion`, and T5's token ids i32 [2, 256] by its component's name. Conditions are the
+    embeddings [2, n 77 + 256, D] as "text", n the number of chunks, and the pooled first chunk
+    [2, P] of both CLIP encoders as "pooled".
+    """
+
+    transformer: nnx.GraphDef
+    text_encoder: nnx.GraphDef
+    text_encoder_2: nnx.GraphDef
+    text_encoder_3: nnx.GraphDef | None = None
+    transformer_config: SD3TransformerConfig
+    text_config: ProjectedTextEncoderConfig
+    text_config_2: ProjectedTextEncoderConfig
+
+    denoiser: ClassVar = "transformer"
+    pipelines: ClassVar = (
+        "StableDiffusion3Pipeline",
+        "StableDiffusion3Img2ImgPipeline",
+        "StableDiffusion3InpaintPipeline",
+    )
+    components: ClassVar = {
+        "text_encoder": "model",
+        "text_encoder_2": "model",
+        T5: "model",
+        "transformer": "diffusion_pytorch_model",
+        "vae": "diffusion_pytorch_model",
+    }
+    optional: ClassVar = (T5,)
+    index: ClassVar = {
+        "_class_name": "StableDiffusion3Pipeline",
+        "feature_extractor": [None, None],
+        "image_encoder": [None, None],
+        "text_encoder": ["transformers", "CLIPTextModelWithProjection"],
+        "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+        T5: [None, None],
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "tokenizer_2": ["transformers", "CLIPTokenizer"],
+        "tokenizer_3": [None, None],
+        "transformer": ["diffusers", "SD3Transformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    encoders: ClassVar = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
+    t5_tokenizers: ClassVar = {T5: "tokenizer_3"}
+    decoders: ClassVar = ("taesd3",)
+    defaults: ClassVar = {"steps": 28, "guidance": 7.0}
+
+    @classmethod
+    def build(
+        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
+    ) -> tuple["StableDiffusion3", Params]:
+        """Build the networks and the shapes of their parameters; nothing is allocated.
+
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder.
+            dtype: of the parameters.
+            token_downsampling: 1; a UNet alone has levels to take tokens from.
+            previewer: as `LatentModel` has it.
+
+        Raises:
+            CheckpointError: a part is not supported, or the parts do not fit one another.
+        """
+        if token_downsampling != 1:
+            raise CheckpointError("Token downsampling is for UNets; Stable Diffusion 3 has none.")
+        transformer = SD3TransformerConfig.from_dict(configs["transformer"])
+        first = ProjectedTextEncoderConfig.from_dict(configs["text_encoder"])
+        second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])
+        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
+        parts = {
+            "text_encoder": architecture(CLIPTextModelWithProjection, first, dtype=dtype),
+            "text_encoder_2": architecture(CLIPTextModelWithProjection, second, dtype=dtype),
+            "transformer": architecture(SD3Transformer2DModel, transformer, dtype=dtype),
+            **autoencoders,
+        }
+        width = first.hidden_size + second.hidden_size
+        if T5 in configs:
+            t5 = T5Config.from_dict(configs[T5])
+            parts[T5] = architecture(T5EncoderModel, t5, dtype=dtype)
+            if t5.d_model != transformer.joint_attention_dim:
+                raise CheckpointError(
+                    f"T5 gives embeddings of {t5.d_model}, the transformer takes "
+                    f"{transformer.joint_attention_dim}."
+                )
+        _check(transformer, width, first.projection_dim + second.projection_dim)
+        if {transformer.in_channels, transformer.out_channels} != {vae.latent_channels}:
+            raise CheckpointError(
+                f"The transformer takes {transformer.in_channels} channels and gives "
+                f"{transformer.out_channels}, the autoencoder's latents have {vae.latent_channels}."
+            )
+        return cls.joined(
+            parts,
+            transformer_config=transformer,
+            text_config=first,
+            text_config_2=second,
+            vae_config=vae,
+            dtype=jnp.dtype(dtype),
+            previewer=previewer,
+        )
+
+    @property
+    def model_index(self) -> dict[str, Any]:
+        """model_index.json, but for the scheduler."""
+        index = super().model_index
+        if self.text_encoder_3 is None:
+            return index
+        return {
+            **index,
+            T5: ["transformers", "T5EncoderModel"],
+            "tokenizer_3": ["transformers", "T5TokenizerFast"],
+        }
+
+    # --- shapes ---------------------------------------------------------------------------------
+
+    @property
+    def size_unit(self) -> int:
+        """Pixels of which the sides of pictures are multiples."""
+        return self.downscale * self.transformer_config.patch_size
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
+        most = self.size_unit * self.transformer_config.pos_embed_max_size
+        if max(height, width) > most:
+            raise ValueError(
+                f"A picture of {width}x{height} is not possible: this model makes pictures of at "
+                f"most {most}x{most}."
+            )
+        return super().latent_shape(height, width)
+
+    @property
+    def text_widths(self) -> dict[str, int]:
+        """The hidden size of each CLIP text encoder, by component."""
+        return {
+            "text_encoder": self.text_config.hidden_size,
+            "text_encoder_2": self.text_config_2.hidden_size,
+        }
+
+    @property
+    def input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `prompt_inputs` returns."""
+        shapes = self.text_input_shapes
+        if self.text_encoder_3 is not None:
+            shapes[T5] = jax.ShapeDtypeStruct((self.texts, T5_TOKENS), jnp.int32)
+        if self.texts > 2:
+            shapes["share"] = jax.ShapeDtypeStruct((), jnp.float32)
+        return shapes
+
+    @property
+    def cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_prompt` returns."""
+        config = self.transformer_config
+        tokens = self.chunks * LENGTH + T5_TOKENS
+        return {
+            "text": jax.ShapeDtypeStruct((2, tokens, config.joint_attention_dim), self.dtype),
+            "pooled": jax.ShapeDtypeStruct((2, config.pooled_projection_dim), self.dtype),
+        }
+
+    # --- on the host ----------------------------------------------------------------------------
+
+    def prompt_inputs(
+        self,
+        tokenizers: Mapping[str, Any],
+        prompt: str,
+        negative_prompt: str = "",
+        *,
+        options: PromptOptions = DEFAULTS,
+        clip_skip: int = 1,
+        to_prompt: str = "",
+        share: float = 0.0,
+        **_: int | float,
+    ) -> Arrays:
+        """Return the encoders' inputs of the texts; T5 is told no weights of words."""
+        texts = [negative_prompt, prompt]
+        inputs = self.text_inputs(tokenizers, texts, options, clip_skip, to_prompt, share)
+        if self.text_encoder_3 is not None:
+            texts += [to_prompt] * ("share" in inputs)
+            inputs[T5] = tokenizers[self.t5_tokenizers[T5]].ids(
+                [words_of(each) for each in texts], T5_TOKENS
+            )
+        return inputs
+
+    # --- on the devices -------------------------------------------------------------------------
+
+    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode both texts by all encoders."""
+        # As SDXL's: the last layer but one is the last that is taken.
+        skip = jnp.maximum(inputs["clip_skip"], 2) - 1
+        hidden, pooled = [], []
+        for part in self.encoders:
+            encoder = nnx.merge(getattr(self, part), params[part])
+            ids, learned = text.flat(inputs[part])
+            states, whole = encoder(ids, skip, learned)
+            hidden.append(text.joined(states, inputs[part]))
+            pooled.append(whole[:: self.chunks])
+        width = self.transformer_config.joint_attention_dim
+        clip = text.between(jnp.concatenate(hidden, axis=-1), inputs)
+        clip = jnp.pad(clip, ((0, 0), (0, 0), (0, width - clip.shape[-1])))
+        if self.text_encoder_3 is None:
+            t5 = jnp.zeros((2, T5_TOKENS, width), clip.dtype)
+        else:
+            encoder = nnx.merge(self.text_encoder_3, params[T5])
+            t5 = text.between(encoder(inputs[T5]), inputs).astype(clip.dtype)
+        return {
+            "text": jnp.concatenate([clip, t5], axis=1),
+            "pooled": text.between(jnp.concatenate(pooled, axis=-1), inputs),
+        }
+
+    def denoise(
+        self,
+        params: Params,
+        x: Float[Array, "b h w C"],
+        t: Float[Array, " b"],
+        cond: Arrays,
+        strength: Float[Array, " b"] | None = None,
+    ) -> Float[Array, "b h w C"]:
+        """Return the transformer's output, the velocity."""
+        network = nnx.merge(self.transformer, params["transformer"])
+        return network(x, t, cond["text"], cond["pooled"])
+
+
+def _check(transformer: SD3TransformerConfig, width: int, pooled: int) -> None:
+    if width > transformer.joint_attention_dim or pooled != transformer.pooled_projection_dim:
+        raise CheckpointError(
+            f"The CLIP text encoders give embeddings of {width} and pooled texts of {pooled}, the "
+            f"transformer takes {transformer.joint_attention_dim} and "
+            f"{transformer.pooled_projection_dim}."
+        )

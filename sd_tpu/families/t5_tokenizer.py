@@ -1,0 +1,75 @@
+"""Prompts -> token ids of T5, as Stable Diffusion 3 and FLUX.1 use it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from sd_tpu.checkpoint.config import CheckpointError, is_file
+from sd_tpu.reading import read_bytes
+
+FILE, SENTENCEPIECE = "tokenizer.json", "spiece.model"
+SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+PAD, END = 0, 1  # ids, the same for every T5
+MAX_TOKENS = 512  # what T5 was trained on; transformers warns of more
+
+
+class T5Tokenizer:
+    """A checkpoint's T5 tokenizer."""
+
+    def __init__(self, words: tokenizers.Tokenizer):
+        """Wrap a tokenizer of the library, which from then on neither cuts nor fills up."""
+        words.no_truncation()
+        words.no_padding()
+        self._words = words
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "T5Tokenizer":
+        """Read `tokenizer.json`.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or another model's.
+        """
+        file = folder / FILE
+        if not is_file(file):
+            if is_file(folder / SENTENCEPIECE):
+                raise CheckpointError(
+                    f"{folder} holds the tokenizer as {SENTENCEPIECE} alone, and {FILE} is needed. "
+                    "Where sentencepiece is installed, transformers writes it: "
+                    f"`T5TokenizerFast.from_pretrained({str(folder)!r})"
+                    f".save_pretrained({str(folder)!r})`."
+                )
+            raise CheckpointError(f"{folder} holds no tokenizer: there is no {FILE}.")
+        try:
+            words = tokenizers.Tokenizer.from_buffer(read_bytes(file))
+        except Exception as error:  # the library raises Exception itself
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise CheckpointError(f"{file} cannot be read ({reason.splitlines()[0]}).") from error
+        if (words.token_to_id("<pad>"), words.token_to_id("</s>")) != (PAD, END):
+            raise CheckpointError(
+                f"{file} is not that of T5, where <pad> is token {PAD} and </s> token {END}."
+            )
+        return cls(words)
+
+    def ids(self, texts: Sequence[str], length: int) -> np.ndarray:
+        """Token ids [N, length] int32: the words, the end, padding; longer texts are cut."""
+        ids = np.full((len(texts), length), PAD, np.int32)
+        for row, text in zip(ids, texts, strict=True):
+            words = self._words.encode(text, add_special_tokens=False).ids[: length - 1]
+            row[: len(words) + 1] = [*words, END]
+        return ids
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(self._words.to_str(), encoding="utf-8")
+        # Transformers adds tokens till there are so many.
+        fill_ins = sum(word.startswith("<extra_id_") for word in self._words.get_vocab())
+        config = SPECIAL | {
+            "extra_ids": fill_ins,
+            "model_max_length": MAX_TOKENS,
+            "tokenizer_class": "T5Tokenizer",
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
