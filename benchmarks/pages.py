@@ -127,8 +127,8 @@ def tpu(records: Sequence[Record]) -> str:
     return _text(
         "# TPU",
         "These are the TPU compiler's own figures (libtpu, bfloat16, one guided picture a device; "
-        "SD at 512x512, SDXL and SD 3.5 medium, with T5 and without, at 1024x1024), in brackets those of the old Flax networks of "
-        "diffusers 0.35.2. Cycles leave out attention's kernel, for which the compiler has no "
+        "SD at 512x512, SDXL and SD 3.5 medium at 1024x1024), in brackets those of the old Flax "
+        "networks of diffusers 0.35.2. Cycles leave out attention's kernel, for which the compiler has no "
         "estimate; the old networks' attention is among their cycles. Memory is that of weights, "
         "slots and temporaries on one device. The last column is a bound by the rooflines: no run "
         "can be faster. " + tpu_compile.PUBLISHED,
@@ -183,7 +183,8 @@ def serving(records: Sequence[Record]) -> str:
     bundled = "sd_tpu emoji 128"
     return _text(
         "# Serving",
-        "The bundled model unless another is named; seconds unless a unit is given.",
+        "The bundled model unless another is named, while it drew 128x128; seconds unless a unit is "
+        "given.",
         "## Start-up",
         "`python app.py` without compiled programs from an earlier start, and with them.",
         _table(
@@ -233,7 +234,7 @@ def inputs(records: Sequence[Record]) -> str:
     sd14, bundled = "sd14, 256x256, float32", "sd_tpu emoji 128, 128x128, float32"
     return _text(
         "# Pictures to begin with, and larger ones",
-        "SD 1.4 at 256x256, or the bundled model at 128x128, in float32 on CPUs.",
+        "SD 1.4 at 256x256, or the bundled model, while it drew 128x128, in float32 on CPUs.",
         "## Single steps: SD 1.4",
         _table(_merged(records, f"Input pictures, single steps: {sd14}")),
         "## Whole pictures against PyTorch: SD 1.4",

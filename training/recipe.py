@@ -91,8 +91,8 @@ SCHEDULER = dict(
 )
 
 AUTOENCODER_RUN = Schedule(steps=4700, batch=64, learning_rate=1e-3, decay=0.5, ema=0.995)
-GROWING_RUN = Schedule(steps=10_000, batch=32, learning_rate=1e-3, decay=0.5, ema=0.995)
-SHARPENING_RUN = Schedule(steps=450, batch=64, learning_rate=2e-4, decay=0.5, ema=0.995)
+GROWING_RUN = Schedule(steps=4500, batch=64, learning_rate=1e-3, decay=0.5, ema=0.995)
+SHARPENING_RUN = Schedule(steps=1500, batch=64, learning_rate=2e-4, decay=0.5, ema=0.995)
 JUDGE_RUN = Schedule(steps=5000, batch=32, learning_rate=1e-3, ema=0.99)
 DIFFUSION_RUN = Schedule(steps=5350, batch=256, learning_rate=1e-3, warmup=500, decay=0.4)
 
