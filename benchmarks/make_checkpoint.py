@@ -119,11 +119,13 @@ def _vae_3(*channels: int, **differing) -> dict[str, Any]:
     return _vae(
         *channels,
         latent_channels=16,
-        scaling_factor=1.5305,
-        shift_factor=0.0609,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        **differing,
+        **dict(
+            scaling_factor=1.5305,
+            shift_factor=0.0609,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        | differing,
     )
 
 
@@ -177,6 +179,19 @@ _T5_XXL = dict(
     num_heads=64,
     vocab_size=32128,
     feed_forward_proj="gated-gelu",
+)
+
+_QWEN3_4B = dict(
+    architectures=["Qwen3ForCausalLM"],
+    model_type="qwen3",
+    vocab_size=151936,
+    hidden_size=2560,
+    intermediate_size=9728,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    rope_theta=1e6,
 )
 
 # The configs of the published checkpoints, as far as they shape the computation, by folder, and
@@ -244,6 +259,51 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         ),
         vae=_vae(128, 256, 512, 512, sample_size=1024, scaling_factor=0.13025, force_upcast=True),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
+    ),
+    "zimage": dict(
+        model_index=dict(_class_name="ZImagePipeline"),
+        text_encoder=_QWEN3_4B,
+        transformer=dict(
+            _class_name="ZImageTransformer2DModel",
+            in_channels=16,
+            dim=3840,
+            n_layers=30,
+            n_refiner_layers=2,
+            n_heads=30,
+            n_kv_heads=30,
+            cap_feat_dim=2560,
+            axes_dims=[32, 48, 48],
+            axes_lens=[1536, 512, 512],
+            sample_size=128,
+        ),
+        vae=_vae_3(
+            128, 256, 512, 512, sample_size=1024, scaling_factor=0.3611, shift_factor=0.1159
+        ),
+        scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
+    ),
+    "klein": dict(
+        model_index=dict(_class_name="Flux2KleinPipeline", is_distilled=True),
+        text_encoder=_QWEN3_4B,
+        transformer=dict(
+            _class_name="Flux2Transformer2DModel",
+            in_channels=128,
+            num_layers=5,
+            num_single_layers=20,
+            attention_head_dim=128,
+            num_attention_heads=24,
+            joint_attention_dim=7680,
+            axes_dims_rope=[32, 32, 32, 32],
+            rope_theta=2000,
+            guidance_embeds=False,
+            sample_size=64,
+        ),
+        vae=dict(
+            _vae(128, 256, 512, 512, sample_size=1024, latent_channels=32, scaling_factor=1.0),
+            _class_name="AutoencoderKLFlux2",
+        ),
+        scheduler=dict(
+            _class_name="FlowMatchEulerDiscreteScheduler", shift=3.0, use_dynamic_shifting=True
+        ),
     ),
     # SD 3.5 medium without T5, and with it.
     "sd35m": dict(_SD35_MEDIUM),

@@ -84,6 +84,8 @@ SIDES = {
     "sdxl": 1024,
     "sd35m": 1024,
     "sd35m-t5": 1024,
+    "zimage": 1024,
+    "klein": 1024,
     "tiny": 32,
     "tinyxl": 32,
     "tiny3": 32,

@@ -1,8 +1,8 @@
 """A checkpoint's `*.json` files, read through one schema with bounds.
 
 Each config reads the fields that shape the computation and refuses, by name, the values that belong
-to architectures outside Stable Diffusion 1.x, 2.x, XL and 3. A field that is not here does not
-change the result.
+to architectures outside Stable Diffusion 1.x, 2.x, XL and 3 and Z-Image. A field that is not here
+does not change the result.
 """
 
 import contextlib
@@ -613,10 +613,120 @@ class SD3TransformerConfig(Config):
         return self.sample_size, self.sample_size
 
 
+Axes = Annotated[tuple[Count, ...], Field(max_length=8)]  # a value for each axis of positions
+
+
+class ZImageTransformerConfig(Config):
+    """`transformer/config.json` of a ZImageTransformer2DModel."""
+
+    in_channels: Count = 16
+    dim: Count = 3840
+    n_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 30
+    n_refiner_layers: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = 2
+    n_heads: Count = 30
+    norm_eps: Positive = 1e-5
+    qk_norm: bool = True
+    cap_feat_dim: Count = 2560
+    rope_theta: Positive = 256.0
+    t_scale: Positive = 1000.0
+    axes_dims: Axes = (32, 48, 48)  # channels of a head that turn by the text's axis, row, column
+    axes_lens: Axes = (1024, 512, 512)  # positions along each
+
+    _supported: ClassVar = {
+        "all_patch_size": ([2],),
+        "all_f_patch_size": ([1],),
+        "siglip_feat_dim": (None,),  # Z-Image-Omni's pictures as a prompt
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _axes_fill_the_heads(self) -> Self:
+        if not len(self.axes_dims) == len(self.axes_lens) == 3:
+            raise ValueError(
+                f"axes_dims={list(self.axes_dims)} and axes_lens={list(self.axes_lens)} should "
+                "have three values each: of the text, of rows and of columns."
+            )
+        odd = any(size % 2 for size in self.axes_dims)
+        if odd or sum(self.axes_dims) * self.n_heads != self.dim:
+            raise ValueError(
+                f"axes_dims={list(self.axes_dims)} should be even and add up to "
+                f"dim / n_heads, {self.dim / self.n_heads:g}."
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of each head."""
+        return self.dim // self.n_heads
+
+    @property
+    def feed_forward_dim(self) -> int:
+        """Channels inside a feed-forward layer, rounded as diffusers does."""
+        return int(self.dim / 3 * 8)
+
+    @property
+    def condition_dim(self) -> int:
+        """Channels of what a timestep becomes."""
+        return min(self.dim, 256)
+
+
+class Flux2TransformerConfig(Config):
+    """`transformer/config.json` of a Flux2Transformer2DModel, as FLUX.2 klein has it."""
+
+    in_channels: Count = 128
+    out_channels: Count | None = None  # null is in_channels
+    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 8
+    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 48
+    attention_head_dim: Count = 128
+    num_attention_heads: Count = 48
+    joint_attention_dim: Count = 15360
+    timestep_guidance_channels: Even = 256
+    mlp_ratio: Annotated[float, Field(ge=1, le=64)] = 3.0
+    axes_dims_rope: Axes = (32, 32, 32, 32)  # channels of a head by time, row, column and text
+    rope_theta: Positive = 2000.0
+    guidance_embeds: bool = True
+
+    _supported: ClassVar = {"patch_size": (None, 1), "eps": (None, 1e-6)}
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        if self.guidance_embeds:
+            raise ValueError(
+                "guidance_embeds=True is not supported; expected False, as in FLUX.2 klein. "
+                "FLUX.2 [dev], whose network is given the guidance scale, is not built here."
+            )
+        odd = any(size % 2 for size in self.axes_dims_rope)
+        if odd or len(self.axes_dims_rope) != 4:
+            raise ValueError(
+                f"axes_dims_rope={list(self.axes_dims_rope)} should be four even numbers: of time, "
+                "of rows, of columns and of the text."
+            )
+        if sum(self.axes_dims_rope) != self.attention_head_dim:
+            raise ValueError(
+                f"axes_dims_rope={list(self.axes_dims_rope)} should add up to "
+                f"attention_head_dim={self.attention_head_dim}."
+            )
+        return self
+
+    def canonical(self) -> Self:
+        """Return the config with the channels of the output as a number."""
+        return self.model_copy(update={"out_channels": self.out_channels or self.in_channels})
+
+    @property
+    def width(self) -> int:
+        """Channels of each token."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def feed_forward_dim(self) -> int:
+        """Channels inside a feed-forward layer, rounded as diffusers does."""
+        return int(self.width * self.mlp_ratio)
+
+
 class PipelineConfig(Config):
     """Values of `model_index.json` beside the names of its parts."""
 
     force_zeros_for_empty_prompt: bool | None = True  # of SDXL; null is false, as for diffusers
+    is_distilled: bool | None = False  # of FLUX.2 klein, which then takes no guidance
 
 
 class TrainingConfig(Config):
@@ -670,9 +780,43 @@ class VAEConfig(Config):
         return self
 
     @property
+    def halvings(self) -> int:
+        """How often the encoder halves an image."""
+        return len(self.block_out_channels) - 1
+
+    @property
     def downscale(self) -> int:
         """Pixels of the image along one side for each latent along that side (8 in SD)."""
-        return 2 ** (len(self.block_out_channels) - 1)
+        return 2**self.halvings
+
+    @property
+    def channels(self) -> int:
+        """Channels of each latent."""
+        return self.latent_channels
+
+
+class Flux2VAEConfig(VAEConfig):
+    """`vae/config.json` of an AutoencoderKLFlux2, whose latents are patches of two by two."""
+
+    latent_channels: Count = 32
+    scaling_factor: Positive = 1.0
+    batch_norm_eps: Positive = 1e-4
+
+    _supported: ClassVar = {
+        **VAEConfig._supported,
+        "decoder_block_out_channels": (None,),
+        "patch_size": ([2, 2], (2, 2)),
+    }
+
+    @property
+    def downscale(self) -> int:
+        """Pixels of the image along one side for each latent along that side."""
+        return 2 ** (self.halvings + 1)
+
+    @property
+    def channels(self) -> int:
+        """Channels of each latent."""
+        return 4 * self.latent_channels
 
 
 class TinyVAEConfig(Config):
@@ -710,6 +854,11 @@ class TinyVAEConfig(Config):
     def downscale(self) -> int:
         """Pixels of the image along one side for each latent along that side (8 in TAESD)."""
         return 2 ** (len(self.num_decoder_blocks) - 1)
+
+    @property
+    def channels(self) -> int:
+        """Channels of each latent."""
+        return self.latent_channels
 
 
 class SchedulerConfig(Config):
@@ -785,11 +934,11 @@ class FlowSchedulerConfig(Config):
     shift: Positive = 1.0
     flow_shift: Positive = 1.0  # as solvers call it
     use_flow_sigmas: bool = False
+    use_dynamic_shifting: bool = False  # by the size of the picture, as its family says
     lower_order_final: bool | None = None
     euler_at_final: bool = False
 
     _supported: ClassVar = {
-        "use_dynamic_shifting": (None, False),
         "shift_terminal": (None,),
         "invert_sigmas": (None, False),
         "stochastic_sampling": (None, False),

@@ -34,7 +34,11 @@ LEAVES = {
     ("bias", 1): ("bias", (0,)),
     # Those of no layer
     ("latents", 3): ("latents", (0, 1, 2)),
+    ("running_mean", 1): ("running_mean", (0,)),
+    ("running_var", 1): ("running_var", (0,)),
     ("pos_embed", 3): ("pos_embed", (0, 1, 2)),
+    ("x_pad_token", 2): ("x_pad_token", (0, 1)),
+    ("cap_pad_token", 2): ("cap_pad_token", (0, 1)),
     ("class_embedding", 1): ("class_embedding", (0,)),
     ("concept_embeds", 2): ("concept_embeds", (0, 1)),
     ("concept_embeds_weights", 1): ("concept_embeds_weights", (0,)),
@@ -57,11 +61,15 @@ SYNONYMS = (
         ),
         r"text_model.\1.",
     ),
+    # Nor is there that of a language model's half that gives no words.
+    (re.compile(r"^model\.(embed_tokens|layers|norm)\."), r"\1."),
     # Nor is there that of the vision model in the safety checker.
     (re.compile(r"^vision_model\.vision_model\."), "vision_model."),
 )
-# A buffer that older checkpoints carry, and what T5 has twice.
-NOT_PARAMETERS = re.compile(r"\.position_ids$|^encoder\.embed_tokens\.weight$")
+# Buffers, what T5 has twice, and what makes words of a language model's states.
+NOT_PARAMETERS = re.compile(
+    r"\.position_ids$|^encoder\.embed_tokens\.weight$|\.num_batches_tracked$|^lm_head\.weight$"
+)
 DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them
 MAX_LINES = 20  # of differences that a message names
 MAX_HEADER = 1 << 25  # bytes; those of real files have a few megabytes, most of it metadata

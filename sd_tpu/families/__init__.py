@@ -3,12 +3,26 @@
 from typing import Any
 
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.flux2_klein import Flux2Klein
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.families.stable_diffusion_3 import StableDiffusion3
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
+from sd_tpu.families.z_image import ZImage
 
-Family = type[StableDiffusion] | type[StableDiffusionXL] | type[StableDiffusion3]
-FAMILIES: tuple[Family, ...] = (StableDiffusion, StableDiffusionXL, StableDiffusion3)
+Family = (
+    type[StableDiffusion]
+    | type[StableDiffusionXL]
+    | type[StableDiffusion3]
+    | type[ZImage]
+    | type[Flux2Klein]
+)
+FAMILIES: tuple[Family, ...] = (
+    StableDiffusion,
+    StableDiffusionXL,
+    StableDiffusion3,
+    ZImage,
+    Flux2Klein,
+)
 
 # A part of a pipeline's name -> what its checkpoints hold. The first that is there counts.
 OTHERS = {

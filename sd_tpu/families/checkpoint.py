@@ -26,12 +26,15 @@ from sd_tpu.checkpoint.single_file import SUFFIX, SingleFile
 from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families import find_family
 from sd_tpu.families.decoder import TinyDecoder
+from sd_tpu.families.flux2_klein import Flux2Klein
 from sd_tpu.families.latent_diffusion import CHECKER
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.families.stable_diffusion_3 import T5, StableDiffusion3
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
+from sd_tpu.families.text import Count, PromptOptions
 from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.families.z_image import ZImage
 from sd_tpu.folders import cache_folder, keep_within
 from sd_tpu.reading import expanded
 from sd_tpu.sampling.samplers import default_sampler
@@ -47,7 +50,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        model: StableDiffusion | StableDiffusionXL | StableDiffusion3,
+        model: StableDiffusion | StableDiffusionXL | StableDiffusion3 | ZImage | Flux2Klein,
         tokenizers: Mapping[str, Any],
         configs: Mapping[str, dict[str, Any]],
         card: ModelCard,
@@ -59,11 +62,12 @@ class Checkpoint:
             CheckpointError: a config asks for what is not supported.
         """
         self.model, self.tokenizers, self.configs, self.card = model, tokenizers, configs, card
-        self.schedule = read_schedule(configs["scheduler"])
+        self.schedule = read_schedule(configs["scheduler"], even_sigmas=model.even_sigmas)
         self.sampler, self.spacing = default_sampler(configs["scheduler"])
         height, width = TrainingConfig.from_dict(configs[model.denoiser]).size
         # Of the pictures it was trained on
         self.default_size = height * model.downscale, width * model.downscale
+        model.schedule_of(self.schedule, *self.default_size, card.steps)  # or it is refused
         self.parameters: Any = parameters  # None of one that has just been made
 
     @classmethod
@@ -173,20 +177,20 @@ class Checkpoint:
 
         def stored(part: str) -> Mapping[str, Stored]:
             try:
-                return weights.contents(
-                    checkpoint.weight_files(folder / part, components[part], variant)
-                )
+                files = checkpoint.weight_files(folder / part, components[part], variant)
+                found = weights.contents(files)
             except CheckpointError as error:
                 flag = LEAVING_OUT.get(part)
                 way_out = f" Or leave it out with {flag}." if flag else ""
                 raise CheckpointError(f"{error}{way_out}") from error
+            return {name: each for name, each in found.items() if not family.unread(part, name)}
 
         return cls._assembled(
             folder,
             configs,
             stored,
             tokenizers,
-            ModelCard.read(folder, name, family.defaults),
+            ModelCard.read(folder, name, family.defaults(configs)),
             **options,
         )
 
@@ -200,7 +204,9 @@ class Checkpoint:
                 f"{file.path} holds a {file.class_name}."
             )
         tokenizers = family.tokenizers(file.configs, partial(_tokenizer, file))
-        card = ModelCard.read(file.path.with_suffix(""), file.path.stem, family.defaults)
+        card = ModelCard.read(
+            file.path.with_suffix(""), file.path.stem, family.defaults(file.configs)
+        )
         return cls._assembled(
             file.path, file.configs, file.stored.__getitem__, tokenizers, card, **options
         )
@@ -243,7 +249,15 @@ class Checkpoint:
             folder: made if absent.
             params: without a leading device axis.
             dtype: of the files; by default that of the parameters.
+
+        Raises:
+            CheckpointError: parts of the model were not read.
         """
+        if not self.model.whole:
+            raise CheckpointError(
+                "This model is read without the last layers of its text encoder, and cannot be "
+                "written whole."
+            )
         folder = Path(folder)
         for part, stem in self.model.components.items():
             if part in params:
@@ -266,6 +280,10 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer:
         """The first encoder's."""
         return next(iter(self.tokenizers.values()))
+
+    def count(self, prompt: str, options: PromptOptions) -> Count:
+        """Count a prompt's tokens, as `Model.count`."""
+        return self.model.count(self.tokenizers, prompt, options)
 
     def unknown_words(self, prompt: str) -> list[str]:
         """Words of the prompt that the model was never shown, if its card tells those it was;

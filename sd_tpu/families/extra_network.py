@@ -88,7 +88,7 @@ class ExtraNetwork(abc.ABC):
         """Raise CheckpointError, in a sentence, if it cannot draw with this model."""
 
     @abc.abstractmethod
-    def joined(self, model: LatentDiffusion, height: int, width: int) -> LatentDiffusion:
+    def joined(self, model: Any, height: int, width: int) -> LatentDiffusion:
         """Return the model with this network, for pictures of this size."""
 
 

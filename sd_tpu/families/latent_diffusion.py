@@ -20,7 +20,8 @@ from sd_tpu.checkpoint.config import (
 )
 from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families.latent_model import Arrays, LatentModel
+from sd_tpu.families.clip_model import ClipModel
+from sd_tpu.families.latent_model import Arrays
 from sd_tpu.models import StableDiffusionSafetyChecker, UNet2DConditionModel
 from sd_tpu.models.platform import only_if
 from sd_tpu.models.unet import guidance_encoding
@@ -33,7 +34,7 @@ OTHER_INPUTS = {5: "draws with a depth map", 8: "edits pictures, as InstructPix2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LatentDiffusion(LatentModel):
+class LatentDiffusion(ClipModel):
     """The UNet and the autoencoder of a family, without their parameters.
 
     Its conditions are the text embeddings, "text", and whatever else the UNet takes, by the names

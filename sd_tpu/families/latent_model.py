@@ -1,58 +1,72 @@
-"""The base of all families: an autoencoder's latents, and texts that CLIP reads."""
+"""The base of all families, whose networks work on an autoencoder's latents."""
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from typing import Any, ClassVar, Self
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
-from sd_tpu.checkpoint.config import CheckpointError, Config, TinyVAEConfig, VAEConfig
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    Config,
+    Flux2VAEConfig,
+    TinyVAEConfig,
+    VAEConfig,
+)
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families import text
-from sd_tpu.families.t5_tokenizer import T5Tokenizer
-from sd_tpu.families.text import PromptOptions
-from sd_tpu.families.tokenizer import Tokenizer
-from sd_tpu.models import AutoencoderKL, AutoencoderTiny
+from sd_tpu.models import AutoencoderKL, AutoencoderKLFlux2, AutoencoderTiny
+from sd_tpu.sampling.schedule import FlowSchedule, Schedule
 
 Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their shapes
 Parts = dict[str, tuple[nnx.GraphDef, Params]]  # by component
 
 AUTOENCODERS: dict[type[Config], type[nnx.Module]] = {
     VAEConfig: AutoencoderKL,
+    Flux2VAEConfig: AutoencoderKLFlux2,
     TinyVAEConfig: AutoencoderTiny,
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentModel:
-    """The autoencoder and the CLIP text encoders of a family, without their parameters."""
+    """The autoencoder of a family, without its parameters, and what a family has by default."""
 
     vae: nnx.GraphDef
     vae_config: VAEConfig | TinyVAEConfig
     dtype: jnp.dtype
     token_downsampling: int = 1  # of the denoiser's keys and values; 1 is exact
-    chunks: int = 1  # of 77 tokens that each text has
-    texts: int = 2  # the negative prompt and the prompt, and a third that this is on the way to
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
 
     autoencoder: ClassVar = "vae"
     denoiser: ClassVar[str]  # the component that takes noise out of latents
-    encoders: ClassVar[dict[str, str]]  # the folder of the tokenizer of each CLIP text encoder
-    t5_tokenizers: ClassVar[dict[str, str]] = {}  # likewise of its T5 encoders
     optional: ClassVar[tuple[str, ...]] = ()  # components that a checkpoint may leave out
     decoders: ClassVar[tuple[str, ...]]  # names of tiny decoders of its latents
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
-    defaults: ClassVar[dict[str, Any]] = {}  # what a model card says that says nothing else
+    whole: ClassVar = True  # whether all parameters of a checkpoint are read
+    even_sigmas: ClassVar = False  # of flow matching, instead of those of training
 
     @staticmethod
     def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint's configs as the constructor of its diffusers pipeline mends them."""
         return dict(configs)
+
+    @staticmethod
+    def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the card of a model with these configs says where it says nothing."""
+        return {}
+
+    @staticmethod
+    def unread(part: str, name: str) -> bool:
+        """Whether a parameter of a component is left out, as nothing depends on it."""
+        return False
+
+    @classmethod
+    def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
+        """Return the folder and the class of each text encoder's tokenizer, by component."""
+        raise NotImplementedError
 
     @classmethod
     def tokenizers(cls, parts: Container[str], read: Callable[[str, type], Any]) -> dict[str, Any]:
@@ -62,12 +76,9 @@ class LatentModel:
             parts: names of components.
             read: (folder, class of tokenizers) -> tokenizer.
         """
-        kinds = ((Tokenizer, cls.encoders), (T5Tokenizer, cls.t5_tokenizers))
+        kinds = cls.tokenizer_classes()
         return {
-            folder: read(folder, kind)
-            for kind, folders in kinds
-            for part, folder in folders.items()
-            if part in parts
+            folder: read(folder, kind) for part, (folder, kind) in kinds.items() if part in parts
         }
 
     @staticmethod
@@ -134,72 +145,19 @@ class LatentModel:
                 f"A picture of {width}x{height} is not possible: this model makes pictures whose "
                 f"sides are multiples of {unit}."
             )
-        return height // self.downscale, width // self.downscale, self.vae_config.latent_channels
+        return height // self.downscale, width // self.downscale, self.vae_config.channels
 
-    # --- prompts --------------------------------------------------------------------------------
+    def schedule_of(self, schedule: Schedule, height: int, width: int, steps: int) -> Schedule:
+        """Return the schedule of a picture of this size in so many steps.
 
-    def for_inputs(self, inputs: Arrays) -> Any:
-        """Return these networks for as many texts of as many chunks as in the inputs."""
-        texts, chunks, _ = inputs[next(iter(self.encoders))]["ids"].shape
-        return dataclasses.replace(self, texts=texts, chunks=chunks)
-
-    @property
-    def shape_key(self) -> tuple[str, ...]:
-        """Key that tells these programs from those for one prompt of one chunk."""
-        long, way = [f"{self.chunks} chunks"], ["between prompts"]
-        return (*long * (self.chunks > 1), *way * (self.texts > 2))
-
-    @property
-    def text_input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `text_inputs` returns."""
-        encoders = {
-            part: text.input_shapes(self.chunks, width, self.texts)
-            for part, width in self.text_widths.items()
-        }
-        return {**encoders, "clip_skip": jax.ShapeDtypeStruct((), jnp.int32)}
-
-    def text_inputs(
-        self,
-        tokenizers: Mapping[str, Tokenizer],
-        texts: Sequence[str],
-        options: PromptOptions,
-        clip_skip: int,
-        to_prompt: str,
-        share: float,
-    ) -> Arrays:
-        """Return the encoders' inputs of a negative prompt, a prompt and a journey's second prompt.
-
-        Args:
-            tokenizers: the checkpoint's, by folder.
-            texts: the negative prompt and the prompt.
-            options: of prompts.
-            clip_skip: the layer that embeddings are taken from, the last being 1.
-            to_prompt: the prompt that this one is on the way to, or "".
-            share: of the way to it.
+        Raises:
+            CheckpointError: the checkpoint's depends on them, and the family does not say how.
         """
-        if to_prompt and share:
-            return {
-                **self.text_inputs(tokenizers, [*texts, to_prompt], options, clip_skip, "", 0.0),
-                "share": np.float32(share),
-            }
-        of = {part: tokenizers[folder] for part, folder in self.encoders.items()}
-        return {
-            **text.encoder_inputs(of, self.text_widths, texts, options),
-            "clip_skip": np.int32(clip_skip),
-        }
-
-    def plain_text_inputs(self, *texts: np.ndarray) -> Arrays:
-        """Return the encoders' inputs of ids of one chunk without emphasis.
-
-        Args:
-            texts: ids [77] i32, or [E, 77] for E encoders, of each text.
-        """
-        ids = np.stack(texts).reshape(len(texts), len(self.encoders), -1)
-        encoders = {
-            part: text.plain_inputs(ids[:, number], width)
-            for number, (part, width) in enumerate(self.text_widths.items())
-        }
-        return {**encoders, "clip_skip": np.int32(1)}
+        if isinstance(schedule, FlowSchedule) and schedule.config.use_dynamic_shifting:
+            raise CheckpointError(
+                "The scheduler's use_dynamic_shifting=true is not supported for such a model."
+            )
+        return schedule
 
     # --- what a family may have beside ----------------------------------------------------------
 
@@ -238,11 +196,6 @@ class LatentModel:
         decoder = nnx.merge(getattr(self, self.previewer), params[self.previewer])
         return decoder.decode(latent[None])[0]
 
-    @property
-    def text_widths(self) -> Mapping[str, int]:
-        """The hidden size of each text encoder, by component; each family's own."""
-        raise NotImplementedError
-
 
 def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
     """Parse an autoencoder's config.json; raises CheckpointError if it is not supported."""
@@ -251,5 +204,5 @@ def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
         if network.__name__ == name:
             found: Any = schema.from_dict(dict(config))
             return found
-    supported = " and ".join(network.__name__ for network in AUTOENCODERS.values())
+    supported = ", ".join(network.__name__ for network in AUTOENCODERS.values())
     raise CheckpointError(f"The autoencoder {name} is not supported; there are {supported}.")

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree, UInt8
 
 from sd_tpu.checkpoint.weights import Params
-from sd_tpu.families.text import DEFAULTS, PromptOptions
-from sd_tpu.families.tokenizer import Tokenizer
+from sd_tpu.families.text import DEFAULTS, Count, PromptOptions
+from sd_tpu.sampling.schedule import Schedule
 
 Shapes = PyTree[jax.ShapeDtypeStruct]
 
@@ -78,9 +78,20 @@ class Model(Protocol):
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
 
+    def schedule_of(self, schedule: Schedule, height: int, width: int, steps: int) -> Schedule:
+        """Return the schedule of a picture of this size in so many steps."""
+
+    def count(self, tokenizers: Mapping[str, Any], prompt: str, options: PromptOptions) -> Count:
+        """Count a prompt's tokens, and find the part of it that is cut.
+
+        Raises:
+            PromptError: it cannot be drawn.
+            CheckpointError: an embedding that it names cannot be used.
+        """
+
     def prompt_inputs(
         self,
-        tokenizers: Mapping[str, Tokenizer],
+        tokenizers: Mapping[str, Any],
         prompt: str,
         negative_prompt: str = "",
         *,

@@ -159,6 +159,12 @@ def words_of(prompt: str) -> str:
     return " ".join(fragment.text for section in parse(prompt).sections for fragment in section)
 
 
+def without_loras(prompt: str) -> str:
+    """Return a prompt as it is written, but for the LoRAs that it asks for."""
+    text = LORA.sub("", prompt)
+    return text if text == prompt else text.strip()
+
+
 def _sections(pieces: list[list]) -> tuple[tuple[Fragment, ...], ...]:
     """Join neighbours of the same weight."""
     sections: list[list[Fragment]] = [[]]

@@ -18,8 +18,10 @@ from sd_tpu.checkpoint.config import (
 )
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
-from sd_tpu.families.latent_model import Arrays, LatentModel
+from sd_tpu.families.clip_model import ClipModel
+from sd_tpu.families.latent_model import Arrays
 from sd_tpu.families.prompt import words_of
+from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH
 from sd_tpu.models import CLIPTextModelWithProjection, SD3Transformer2DModel, T5EncoderModel
@@ -29,7 +31,7 @@ T5_TOKENS = 256  # of each text, padding among them; zeros without the encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StableDiffusion3(LatentModel):
+class StableDiffusion3(ClipModel):
     """The networks without their parameters: a `sd_tpu.families.model.Model`.
 
     Inputs are those of `text.encoder_inputs` for both CLIP encoders, "clip_skip" as in
@@ -74,9 +76,17 @@ class StableDiffusion3(LatentModel):
         "vae": ["diffusers", "AutoencoderKL"],
     }
     encoders: ClassVar = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
-    t5_tokenizers: ClassVar = {T5: "tokenizer_3"}
     decoders: ClassVar = ("taesd3",)
-    defaults: ClassVar = {"steps": 28, "guidance": 7.0}
+
+    @staticmethod
+    def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return diffusers' own numbers, as `LatentModel.defaults`."""
+        return {"steps": 28, "guidance": 7.0}
+
+    @classmethod
+    def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
+        """Return the folder and the class of each text encoder's tokenizer, by component."""
+        return {**super().tokenizer_classes(), T5: ("tokenizer_3", T5Tokenizer)}
 
     @classmethod
     def build(
@@ -206,7 +216,7 @@ class StableDiffusion3(LatentModel):
         inputs = self.text_inputs(tokenizers, texts, options, clip_skip, to_prompt, share)
         if self.text_encoder_3 is not None:
             texts += [to_prompt] * ("share" in inputs)
-            inputs[T5] = tokenizers[self.t5_tokenizers[T5]].ids(
+            inputs[T5] = tokenizers["tokenizer_3"].ids(
                 [words_of(each) for each in texts], T5_TOKENS
             )
         return inputs

@@ -8,9 +8,9 @@ import numpy as np
 import tokenizers
 
 from sd_tpu.checkpoint.config import CheckpointError, is_file
-from sd_tpu.reading import read_bytes
+from sd_tpu.families.words import FILE, read_words
 
-FILE, SENTENCEPIECE = "tokenizer.json", "spiece.model"
+SENTENCEPIECE = "spiece.model"
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 PAD, END = 0, 1  # ids, the same for every T5
 MAX_TOKENS = 512  # what T5 was trained on; transformers warns of more
@@ -33,20 +33,14 @@ class T5Tokenizer:
             CheckpointError: it is missing or damaged, or another model's.
         """
         file = folder / FILE
-        if not is_file(file):
-            if is_file(folder / SENTENCEPIECE):
-                raise CheckpointError(
-                    f"{folder} holds the tokenizer as {SENTENCEPIECE} alone, and {FILE} is needed. "
-                    "Where sentencepiece is installed, transformers writes it: "
-                    f"`T5TokenizerFast.from_pretrained({str(folder)!r})"
-                    f".save_pretrained({str(folder)!r})`."
-                )
-            raise CheckpointError(f"{folder} holds no tokenizer: there is no {FILE}.")
-        try:
-            words = tokenizers.Tokenizer.from_buffer(read_bytes(file))
-        except Exception as error:  # the library raises Exception itself
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise CheckpointError(f"{file} cannot be read ({reason.splitlines()[0]}).") from error
+        if not is_file(file) and is_file(folder / SENTENCEPIECE):
+            raise CheckpointError(
+                f"{folder} holds the tokenizer as {SENTENCEPIECE} alone, and {FILE} is needed. "
+                "Where sentencepiece is installed, transformers writes it: "
+                f"`T5TokenizerFast.from_pretrained({str(folder)!r})"
+                f".save_pretrained({str(folder)!r})`."
+            )
+        words = read_words(folder)
         if (words.token_to_id("<pad>"), words.token_to_id("</s>")) != (PAD, END):
             raise CheckpointError(
                 f"{file} is not that of T5, where <pad> is token {PAD} and </s> token {END}."

@@ -11,13 +11,16 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "controlnet": ["ControlNetModel"],
+        "flux2_transformer": ["Flux2Transformer2DModel"],
         "ip_adapter": ["IPAdapterModel"],
         "safety_checker": ["StableDiffusionSafetyChecker"],
+        "qwen3": ["Qwen3Model"],
         "sd3_transformer": ["SD3Transformer2DModel"],
         "t5": ["T5EncoderModel"],
         "text_encoder": ["CLIPTextModel", "CLIPTextModelWithProjection"],
         "tiny_vae": ["AutoencoderTiny"],
         "unet": ["UNet2DConditionModel"],
-        "vae": ["AutoencoderKL"],
+        "vae": ["AutoencoderKL", "AutoencoderKLFlux2"],
+        "z_image_transformer": ["ZImageTransformer2DModel"],
     },
 )

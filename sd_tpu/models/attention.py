@@ -4,6 +4,7 @@ Every way computes softmax(q k^T / sqrt(head size)) v with float32 scores and so
 checkpoint's `upcast_attention` asks for is always so.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -21,21 +22,29 @@ WORKING = 8 << 20  # bytes of VMEM for all but keys and values
 
 
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, heads: int, *, causal: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    heads: int,
+    *,
+    causal: bool = False,
+    keys: jax.Array | None = None,
 ) -> jax.Array:
     """Choose an implementation of attention.
 
-    q [B, N, C], k and v [B, M, C], C = heads * head size -> like q.
+    q [B, N, C], k and v [B, M, C], C = heads * head size -> like q. `keys` [B] int32, from 1 to M,
+    is how many keys count in each row, the first ones; None is all of them.
     """
     target = platform()
     if target == "tpu" and not causal and _fits(q, k, heads):
         # The oldest chips' matrix units take nothing but float32, which they round themselves.
         native = pltpu.get_tpu_info().is_matmul_supported(q.dtype, q.dtype)
-        return fused(q, k, v, heads, q.dtype if native else jnp.float32)
+        return fused(q, k, v, heads, q.dtype if native else jnp.float32, keys=keys)
     if target == "cpu" and not causal and q.shape[1] * k.shape[1] > CHUNK**2:
-        return chunked(q, k, v, heads)
+        return chunked(q, k, v, heads, keys)
     on_cudnn = target == "gpu" and _cudnn_takes(q, heads)
-    return plain(q, k, v, heads, causal=causal, implementation="cudnn" if on_cudnn else None)
+    implementation = "cudnn" if on_cudnn else None
+    return plain(q, k, v, heads, causal=causal, keys=keys, implementation=implementation)
 
 
 def _cudnn_takes(q: jax.Array, heads: int) -> bool:
@@ -57,23 +66,28 @@ def plain(
     heads: int,
     *,
     causal: bool = False,
+    keys: jax.Array | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Attend by JAX's own function, left to XLA or to cuDNN.
 
-    q [B, N, C], k and v [B, M, C] -> like q.
+    q [B, N, C], k and v [B, M, C], keys [B] of those that count -> like q.
     """
     split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
-    out = jax.nn.dot_product_attention(*split, is_causal=causal, implementation=implementation)  # ty: ignore[no-matching-overload]
+    out = jax.nn.dot_product_attention(  # ty: ignore[no-matching-overload]
+        *split, is_causal=causal, key_value_seq_lengths=keys, implementation=implementation
+    )
     return out.reshape(q.shape)
 
 
-def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
+def chunked(
+    q: jax.Array, k: jax.Array, v: jax.Array, heads: int, keys: jax.Array | None = None
+) -> jax.Array:
     """Attend with one head and at most CHUNK queries at a time, as suits CPUs.
 
     Scores stay in the cache (decision 0010).
 
-    q [B, N, C], k and v [B, M, C] -> like q.
+    q [B, N, C], k and v [B, M, C], keys [B] of those that count -> like q.
     """
     batch, queries, channels = q.shape
     size = channels // heads
@@ -88,12 +102,14 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
     # A column of ones beside the values sums what they are weighed by.
     v = jnp.pad(apart(v), ((0, 0), (0, 0), (0, 1)), constant_values=1)
 
-    def head(qkv):
-        q, k, v = qkv
+    def head(operands):
+        q, k, v, count = operands
         product = partial(jnp.matmul, preferred_element_type=jnp.float32)
 
         def chunk(q):
             scores = product(q, k)
+            if count is not None:
+                scores = jnp.where(_numbers(scores) < count, scores, -jnp.inf)
             p = jnp.exp(size**-0.5 * (scores - scores.max(-1, keepdims=True)))
             out = product(p.astype(v.dtype), v)
             return (out[:, :-1] / out[:, -1:]).astype(q.dtype)
@@ -101,8 +117,14 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
         chunks = jnp.pad(q, ((0, filled), (0, 0))).reshape(-1, step, size)
         return lax.map(chunk, chunks).reshape(-1, size)[:queries]
 
-    out = lax.map(head, (apart(q), apart(k).swapaxes(1, 2), v))
+    counts = None if keys is None else jnp.repeat(keys, heads)
+    out = lax.map(head, (apart(q), apart(k).swapaxes(1, 2), v, counts))
     return out.reshape(batch, heads, queries, size).swapaxes(1, 2).reshape(q.shape)
+
+
+def _numbers(scores: jax.Array) -> jax.Array:
+    """Return the number of each score's key: [N, M] -> [N, M] int32."""
+    return lax.broadcasted_iota(jnp.int32, scores.shape, 1)
 
 
 def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:
@@ -140,7 +162,13 @@ def _lanes(x: jax.Array, heads: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def fused(
-    q: jax.Array, k: jax.Array, v: jax.Array, heads: int, product_dtype, interpret: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    heads: int,
+    product_dtype,
+    interpret: bool = False,
+    keys: jax.Array | None = None,
 ) -> jax.Array:
     """Compute attention by a Pallas kernel for TPUs that never writes the scores to memory.
 
@@ -150,23 +178,29 @@ def fused(
     in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes
     (decision 0001). The gradient is the plain form's, score matrix and all: only drawing is tuned.
 
-    q [B, N, C], k and v [B, M, C], all of one dtype -> like q.
+    q [B, N, C], k and v [B, M, C], all of one dtype, keys [B] of those that count -> like q.
     """
     batch, queries, channels = q.shape
-    keys, lanes = k.shape[1], _lanes(q, heads)
-    size, held = channels // heads, sum(_blocks(keys))
-    k, v = (jnp.pad(x, ((0, 0), (0, held - keys), (0, 0))) for x in (k, v))
+    length, lanes = k.shape[1], _lanes(q, heads)
+    size, held = channels // heads, sum(_blocks(length))
+    k, v = (jnp.pad(x, ((0, 0), (0, held - length), (0, 0))) for x in (k, v))
+    counts = [] if keys is None else [keys]
     rows = pl.BlockSpec((1, QUERIES, lanes), lambda b, g, i: (b, i, g))
     # They change so rarely that a second buffer to load ahead would be wasted.
     everything = pl.BlockSpec(
         (1, held, lanes), lambda b, g, i: (b, 0, g), pipeline_mode=pl.Buffered(1)
     )
-    scores = batch * heads * queries * keys
+    scores = batch * heads * queries * length
     return pl.pallas_call(
-        partial(_kernel, keys=keys, size=size, dtype=product_dtype),
+        partial(_kernel, keys=length, size=size, dtype=product_dtype),
         # The rows that the last block has beyond the queries are written nowhere.
         grid=(batch, channels // lanes, pl.cdiv(queries, QUERIES)),
-        in_specs=[rows, everything, everything],
+        in_specs=[
+            rows,
+            everything,
+            everything,
+            *[pl.BlockSpec(memory_space=pltpu.SMEM) for _ in counts],
+        ],
         out_specs=rows,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=pltpu.CompilerParams(
@@ -180,35 +214,41 @@ def fused(
             bytes_accessed=2 * (q.size + k.size) * q.dtype.itemsize,
         ),
         interpret=interpret,
-    )(q, k, v)
+    )(q, k, v, *counts)
 
 
-def _fused_forward(q, k, v, heads, product_dtype, interpret):
-    return fused(q, k, v, heads, product_dtype, interpret), (q, k, v)
+def _fused_forward(q, k, v, heads, product_dtype, interpret, keys):
+    return fused(q, k, v, heads, product_dtype, interpret, keys), (q, k, v, keys)
 
 
 def _fused_backward(heads, product_dtype, interpret, operands, gradient):
-    return jax.vjp(partial(plain, heads=heads), *operands)[1](gradient)
+    *operands, keys = operands
+    return *jax.vjp(partial(plain, heads=heads, keys=keys), *operands)[1](gradient), None
 
 
 fused.defvjp(_fused_forward, _fused_backward)
 
 
-def _kernel(q_ref, k_ref, v_ref, out_ref, *, keys: int, size: int, dtype):
-    """q and out [1, QUERIES, lanes], k and v [1, M, lanes], of which the first `keys` count."""
+def _kernel(q_ref, k_ref, v_ref, *refs, keys: int, size: int, dtype):
+    """q and out [1, QUERIES, lanes], k and v [1, M, lanes], of which the first `keys` count, or
+    fewer where counts [B] say so."""
+    *counts_ref, out_ref = refs
+    count = counts_ref[0][pl.program_id(0)] if counts_ref else None
     for start in range(0, out_ref.shape[2], size):
         head = slice(start, start + size)
-        out = _one_head(q_ref, k_ref, v_ref, head, keys, dtype)
+        out = _one_head(q_ref, k_ref, v_ref, head, keys, count, dtype)
         out_ref[0, :, head] = out.astype(out_ref.dtype)
 
 
-def _one_head(q_ref, k_ref, v_ref, head: slice, keys: int, dtype) -> jax.Array:
+def _one_head(
+    q_ref, k_ref, v_ref, head: slice, keys: int, count: jax.Array | None, dtype
+) -> jax.Array:
     blocks = _blocks(keys)
     step, last = blocks[0], blocks[-1]
     scale = (head.stop - head.start) ** -0.5  # of float32 scores: a scaled q would be rounded
     q = q_ref[0, :, head].astype(dtype)
 
-    def block(start, carry, size=step, taken=step):
+    def block(start, carry, size=step, counts=None):
         out, total, peak = carry
         at = pl.ds(start, size)
         s = lax.dot_general(
@@ -217,8 +257,8 @@ def _one_head(q_ref, k_ref, v_ref, head: slice, keys: int, dtype) -> jax.Array:
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
         )
-        if taken < size:
-            s = jnp.where(lax.broadcasted_iota(jnp.int32, s.shape, 1) < taken, s, -jnp.inf)
+        if counts is not None:
+            s = jnp.where(counts(_numbers(s)), s, -jnp.inf)
         higher = jnp.maximum(peak, s.max(-1, keepdims=True))
         p, shrink = jnp.exp(scale * (s - higher)), jnp.exp(scale * (peak - higher))
         out = shrink * out + lax.dot_general(
@@ -231,11 +271,20 @@ def _one_head(q_ref, k_ref, v_ref, head: slice, keys: int, dtype) -> jax.Array:
 
     column = jnp.zeros((q.shape[0], 1), jnp.float32)
     start = (jnp.zeros(q.shape, jnp.float32), column, column - jnp.inf)
+    several = len(blocks) > 1
     whole = keys // step
+    if count is not None:
+        whole = count // step if several else 0
     carry = lax.fori_loop(
         0, whole, lambda i, carry: block(pl.multiple_of(i * step, step), carry), start
     )
-    if left := keys - whole * step:
-        carry = block(whole * step, carry, last, left)
+    done = whole * step
+    if count is not None:
+        # Where the block that is cut would end beyond the last, it begins with keys that are done.
+        unit = math.gcd(step, last)
+        at = pl.multiple_of(jnp.minimum(done, sum(blocks) - step), unit) if several else 0
+        carry = block(at, carry, step, lambda key: (key >= done - at) & (key < count - at))
+    elif left := keys - done:
+        carry = block(done, carry, last, lambda key: key < left)
     out, total, _ = carry
     return out / total

@@ -257,6 +257,46 @@ class ResnetBlock(nnx.Module):
         return h + (self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x)
 
 
+class Heads(nnx.Module):
+    """Queries, keys and values of tokens, the first two normed by head with `norm_eps` unless it is
+    None (Henry et al. 2020, arXiv:2010.04245), and the projection of what is attended."""
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        norm_eps: float | None,
+        *,
+        bias: bool = True,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        self.heads = heads
+        self.to_q = linear(channels, channels, bias=bias, **layer)
+        self.to_k = linear(channels, channels, bias=bias, **layer)
+        self.to_v = linear(channels, channels, bias=bias, **layer)
+        self.to_out = nnx.List([linear(channels, channels, bias=bias, **layer)])
+        self.norm_q = head_norm(channels // heads, norm_eps, **layer)
+        self.norm_k = head_norm(channels // heads, norm_eps, **layer)
+
+    def projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x [B, N, channels] -> q, k and v like x."""
+        q = normed_by_head(self.norm_q, self.to_q(x), self.heads)
+        k = normed_by_head(self.norm_k, self.to_k(x), self.heads)
+        return q, k, self.to_v(x)
+
+
+def head_norm(size: int, eps: float | None, **layer: Any) -> RMSNorm | None:
+    """Return a norm of heads of `size` channels, or None if eps is."""
+    return None if eps is None else RMSNorm(size, eps, **layer)
+
+
+def normed_by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:
+    """x [B, N, heads * size] -> like x, itself where there is no norm."""
+    return x if norm is None else norm.by_head(x, heads)
+
+
 class ImagePrompt(NamedTuple):
     """Keys and values beside the context, with a softmax of their own, and their scale.
 

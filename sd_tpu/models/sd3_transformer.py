@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import SD3TransformerConfig
 from sd_tpu.models.attention import attention
-from sd_tpu.models.layers import RMSNorm, conv, layer_norm, linear
+from sd_tpu.models.layers import Heads, conv, head_norm, layer_norm, linear, normed_by_head
 from sd_tpu.models.products import by_rows
 from sd_tpu.models.unet import TimestepEmbedding, timestep_encoding
 
@@ -129,7 +129,7 @@ class JointTransformerBlock(nnx.Module):
         self.norm1 = AdaLayerNormZero(width, 3 if dual else 2, **layer)
         self.attn = JointAttention(config, last=last, **layer)
         if dual:
-            self.attn2 = SelfAttention(config, **layer)
+            self.attn2 = SelfAttention(*_heads(config), **layer)
         self.ff = FeedForward(width, **layer)
         if last:
             self.norm1_context = AdaLayerNormContinuous(width, **layer)
@@ -197,33 +197,9 @@ class AdaLayerNormContinuous(nnx.Module):
         return _modulated(x, shift, scale)
 
 
-class Heads(nnx.Module):
-    """Queries, keys and values of the picture's tokens, the first two normed by head where the
-    config says so (Henry et al. 2020, arXiv:2010.04245), and the projection of what is attended."""
-
-    def __init__(self, config: SD3TransformerConfig, *, dtype, rngs: nnx.Rngs):
-        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        self.heads, width = config.num_attention_heads, config.width
-        self.to_q = linear(width, width, **layer)
-        self.to_k = linear(width, width, **layer)
-        self.to_v = linear(width, width, **layer)
-        self.to_out = nnx.List([linear(width, width, **layer)])
-        self.norm_q, self.norm_k = _head_norm(config, **layer), _head_norm(config, **layer)
-
-    def projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [B, N, width] -> q, k and v like x."""
-        q = _by_head(self.norm_q, self.to_q(x), self.heads)
-        k = _by_head(self.norm_k, self.to_k(x), self.heads)
-        return q, k, self.to_v(x)
-
-
-def _head_norm(config: SD3TransformerConfig, **layer: Any) -> RMSNorm | None:
-    return RMSNorm(config.attention_head_dim, EPS, **layer) if config.qk_norm else None
-
-
-def _by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:
-    """x [B, N, width] -> like x."""
-    return x if norm is None else norm.by_head(x, heads)
+def _heads(config: SD3TransformerConfig) -> tuple[int, int, float | None]:
+    """Return channels and heads of attention, and eps of the heads' norms if they are normed."""
+    return config.width, config.num_attention_heads, EPS if config.qk_norm else None
 
 
 class SelfAttention(Heads):
@@ -239,15 +215,15 @@ class JointAttention(Heads):
 
     def __init__(self, config: SD3TransformerConfig, *, last: bool, dtype, rngs: nnx.Rngs):
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        super().__init__(config, **layer)
-        width = config.width
+        width, heads, eps = _heads(config)
+        super().__init__(width, heads, eps, **layer)
         self.add_q_proj = linear(width, width, **layer)
         self.add_k_proj = linear(width, width, **layer)
         self.add_v_proj = linear(width, width, **layer)
         if not last:
             self.to_add_out = linear(width, width, **layer)
-        self.norm_added_q = _head_norm(config, **layer)
-        self.norm_added_k = _head_norm(config, **layer)
+        self.norm_added_q = head_norm(config.attention_head_dim, eps, **layer)
+        self.norm_added_k = head_norm(config.attention_head_dim, eps, **layer)
 
     def __call__(self, x: jax.Array, text: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x [B, N, width], text [B, L, width] -> like x, like text.
@@ -255,8 +231,8 @@ class JointAttention(Heads):
         The latter is not projected in the last block, where nothing follows for it.
         """
         added = (
-            _by_head(self.norm_added_q, self.add_q_proj(text), self.heads),
-            _by_head(self.norm_added_k, self.add_k_proj(text), self.heads),
+            normed_by_head(self.norm_added_q, self.add_q_proj(text), self.heads),
+            normed_by_head(self.norm_added_k, self.add_k_proj(text), self.heads),
             self.add_v_proj(text),
         )
         pairs = zip(self.projected(x), added, strict=True)

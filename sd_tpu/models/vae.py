@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from sd_tpu.checkpoint.config import VAEConfig
+from sd_tpu.checkpoint.config import Flux2VAEConfig, VAEConfig
 from sd_tpu.models.layers import Attention, Downsample, GroupNorm, ResnetBlock, Upsample, conv
 from sd_tpu.models.platform import row_major
 from sd_tpu.models.tiles import by_tiles
@@ -47,7 +47,7 @@ class AutoencoderKL(nnx.Module):
             x = self.quant_conv(x) if self.config.use_quant_conv else x
             return x.astype(jnp.float32)
 
-        moments = by_tiles(moments_of, images, self.config.downscale)
+        moments = by_tiles(moments_of, images, 2**self.config.halvings)
         mean, logvar = jnp.split(moments, 2, axis=-1)
         scale = self.config.scaling_factor
         if self.config.latents_mean is not None:
@@ -74,6 +74,57 @@ class AutoencoderKL(nnx.Module):
             return self.decoder(z).astype(jnp.float32)
 
         return by_tiles(picture_of, z)
+
+
+class AutoencoderKLFlux2(AutoencoderKL):
+    """Images [-1, 1] <-> whitened patches of two by two latents, at 1/16 of the size."""
+
+    def __init__(self, config: Flux2VAEConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        super().__init__(config, dtype=dtype, rngs=rngs)
+        self.bn = BatchStatistics(config)
+
+    def encode(
+        self, images: Float[Array, "b height width c"]
+    ) -> tuple[Float[Array, "b h w latent"], Float[Array, "b h w latent"]]:
+        """Mean and log-variance of the latents' normal distribution.
+
+        images [B, H, W, 3] in [-1, 1] -> two of [B, H/16, W/16, 4 latent_channels] float32.
+        """
+        mean, logvar = map(_patches, super().encode(images))
+        return (mean - self.bn.mean) / self.bn.deviation, logvar - 2 * jnp.log(self.bn.deviation)
+
+    def decode(self, latents: Float[Array, "b h w latent"]) -> Float[Array, "b height width c"]:
+        """latents [B, h, w, 4 latent_channels] -> images [B, 16h, 16w, 3], about [-1, 1]."""
+        patches = latents * self.bn.deviation + self.bn.mean
+        batch, height, width, _ = patches.shape
+        z = patches.reshape(batch, height, width, -1, 2, 2).transpose(0, 1, 4, 2, 5, 3)
+        return super().decode(z.reshape(batch, 2 * height, 2 * width, -1))
+
+
+class BatchStatistics(nnx.Module):
+    """Mean and variance of each channel of patches, from training; float32."""
+
+    def __init__(self, config: Flux2VAEConfig):
+        self.eps = config.batch_norm_eps
+        self.running_mean = nnx.Param(jnp.zeros(config.channels, jnp.float32))
+        self.running_var = nnx.Param(jnp.ones(config.channels, jnp.float32))
+
+    @property
+    def mean(self) -> jax.Array:
+        """[channels] float32."""
+        return self.running_mean[...]
+
+    @property
+    def deviation(self) -> jax.Array:
+        """[channels] float32."""
+        return jnp.sqrt(self.running_var[...] + self.eps)
+
+
+def _patches(latents: jax.Array) -> jax.Array:
+    """latents [B, h, w, C] -> [B, h/2, w/2, 4 C], each channel's four in a row."""
+    batch, height, width, channels = latents.shape
+    apart = latents.reshape(batch, height // 2, 2, width // 2, 2, channels)
+    return apart.transpose(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, -1)
 
 
 class Level(nnx.Module):

@@ -140,12 +140,15 @@ class FlowSchedule:
     """
 
     config: FlowSchedulerConfig
+    shift: float  # of sigmas towards noise; 1 is none
+    even_sigmas: bool = False  # from 1 to 1 / steps before they are shifted; else as in training
     endless: ClassVar = math.inf  # no sigma stands for infinity
 
     @classmethod
-    def from_config(cls, scheduler_config: dict[str, Any]) -> Self:
+    def from_config(cls, scheduler_config: dict[str, Any], *, even_sigmas: bool = False) -> Self:
         """Read diffusers' `scheduler_config.json`; raises CheckpointError as NoiseSchedule does."""
-        return cls(config=FlowSchedulerConfig.from_dict(scheduler_config))
+        config = FlowSchedulerConfig.from_dict(scheduler_config)
+        return cls(config=config, shift=config.constant_shift, even_sigmas=even_sigmas)
 
     @property
     def scheduler(self) -> str | None:
@@ -158,9 +161,8 @@ class FlowSchedule:
         return self.config.num_train_timesteps
 
     def shifted(self, sigma: Any) -> Any:
-        """Return sigmas shifted as the config asks."""
-        shift = self.config.constant_shift
-        return shift * sigma / (1 + (shift - 1) * sigma)
+        """Return sigmas shifted."""
+        return self.shift * sigma / (1 + (self.shift - 1) * sigma)
 
     def level(self, sigma: float, t: float) -> Level:
         """Return the level of a sigma, where the model is told the timestep t."""
@@ -170,8 +172,12 @@ class FlowSchedule:
 Schedule = NoiseSchedule | FlowSchedule
 
 
-def read_schedule(scheduler_config: dict[str, Any]) -> Schedule:
+def read_schedule(scheduler_config: dict[str, Any], *, even_sigmas: bool = False) -> Schedule:
     """Read diffusers' `scheduler_config.json`, whichever scheduler's.
+
+    Args:
+        scheduler_config: its contents.
+        even_sigmas: of flow matching, as the pipelines of some models want them.
 
     Raises:
         CheckpointError: a value is unknown, or asks for what a table cannot hold.
@@ -180,7 +186,9 @@ def read_schedule(scheduler_config: dict[str, Any]) -> Schedule:
     flows = name.startswith("FlowMatch") or (
         name.startswith(_SOLVERS) and scheduler_config.get("use_flow_sigmas")
     )
-    return (FlowSchedule if flows else NoiseSchedule).from_config(scheduler_config)
+    if flows:
+        return FlowSchedule.from_config(scheduler_config, even_sigmas=even_sigmas)
+    return NoiseSchedule.from_config(scheduler_config)
 
 
 def _heeded(config: dict[str, Any]) -> dict[str, Any]:
@@ -302,9 +310,12 @@ def growing(schedule, steps, spacing, times, *, whole_karras=False, sigma_min=Fa
 
 
 def flowing(schedule, steps, spacing, times) -> Moves:
-    """Sigmas of flow matching down to the last of training, which is shifted twice as in diffusers:
-    Euler, Heun and LCM."""
-    first, last = schedule.shifted(np.array([1.0, 1 / schedule.total]))
+    """Sigmas of flow matching: Euler, Heun and LCM.
+
+    Those of training are shifted twice, as in diffusers.
+    """
+    ends = np.array([1.0, 1 / (steps if schedule.even_sigmas else schedule.total)])
+    first, last = ends if schedule.even_sigmas else schedule.shifted(ends)
     sigmas = schedule.shifted(np.linspace(first, last, steps))
     return _flow(schedule, sigmas, schedule.total * sigmas)
 
@@ -315,8 +326,13 @@ def flow_solving(schedule, steps, spacing, times, *, from_zero=False) -> Moves:
     They are spaced from pure noise, or down to the clean image, at whose end is none.
     """
     last = 1 / schedule.total
-    even = np.linspace(1 - last, 0, steps + 1) if from_zero else np.linspace(1, last, steps + 1)
-    sigmas = schedule.shifted(even[:-1])
+    if from_zero:
+        even = np.linspace(1 - last, 0, steps, endpoint=False)
+    elif schedule.even_sigmas:
+        even = np.linspace(1, 1 / steps, steps)
+    else:
+        even = np.linspace(1, last, steps, endpoint=False)
+    sigmas = schedule.shifted(even)
     sigmas[0] = min(sigmas[0], 1 - 1e-6)  # the logarithm of the signal is taken
     return _flow(schedule, sigmas, np.trunc(schedule.total * sigmas))
 

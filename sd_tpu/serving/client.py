@@ -22,7 +22,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.decoder import TinyDecoder
 from sd_tpu.families.ip_adapter import IPAdapter
-from sd_tpu.families.text import Count, PromptOptions, count
+from sd_tpu.families.text import Count, PromptOptions
 from sd_tpu.pictures.drawn import DrawnImage
 from sd_tpu.pictures.images import format_parameters, with_text
 from sd_tpu.pictures.inputs import Input
@@ -362,7 +362,7 @@ class EngineClient(abc.ABC):
         """Count a prompt's tokens for a model; raises RequestError if it cannot be drawn."""
         checkpoint = self.catalog.open(model).checkpoint
         with as_request_errors():
-            return count(checkpoint.tokenizer, prompt, self.adapters.options(checkpoint.model))
+            return checkpoint.count(prompt, self.adapters.options(checkpoint.model))
 
     def to_png(
         self, pixels: np.ndarray, request: Request, *, first_size: tuple[int, int] | None = None

@@ -460,7 +460,7 @@ class Engine(EngineClient):
             prompt="",
             height=batch.height,
             width=batch.width,
-            guidance=defaults.guidance if batch.guided else 1.0,
+            guidance=2.0 if batch.guided else 0.0,  # with any, or with none whatever the family
         )
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.

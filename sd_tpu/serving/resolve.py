@@ -401,9 +401,12 @@ def _check_count(count: int) -> None:
 
 def _table(checkpoint: Checkpoint, picture: Picture) -> Table:
     """Return the table of the picture's sampler; raises ValueError if it cannot take its steps."""
+    schedule = checkpoint.model.schedule_of(
+        checkpoint.schedule, picture.height, picture.width, picture.steps
+    )
     return make_table(
         picture.sampler,
-        checkpoint.schedule,
+        schedule,
         picture.steps,
         spacing=picture.spacing or None,
         begin=picture.steps - _steps(picture),

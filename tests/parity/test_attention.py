@@ -71,6 +71,81 @@ def test_attention_in_chunks_is_plain_attention(queries, keys, dtype):
     assert relative(ours, exact) <= (1e-6 if dtype == jnp.float32 else 0.01)
 
 
+def cut(q, k, v, counts) -> jax.Array:
+    """Attend plainly, row by row, to the first keys alone."""
+    rows = [
+        attention.plain(q[i : i + 1], k[i : i + 1, :count], v[i : i + 1, :count], HEADS)
+        for i, count in enumerate(counts)
+    ]
+    return jnp.concatenate(rows)
+
+
+def counted(queries: int, keys: int, size: int, counts, dtype=jnp.float32) -> list[jax.Array]:
+    """Random q, k and v of a row for each count; the keys beyond it would outweigh all others."""
+    q, k, v = (jnp.tile(x, (len(counts), 1, 1)) for x in qkv(queries, keys, size, dtype))
+    beyond = jnp.arange(keys)[:, None] >= jnp.asarray(counts)[:, None, None]
+    return [q, jnp.where(beyond, 30 * k, k), jnp.where(beyond, 30 * v, v)]
+
+
+def test_plain_attention_to_some_keys_is_that_to_these_alone():
+    counts = [1, 32, 77]
+    operands = counted(77, 77, 40, counts)
+    ours = attention.plain(*operands, HEADS, keys=jnp.array(counts))
+    assert relative(ours, cut(*operands, counts)) <= 1e-6
+
+
+def test_causal_attention_takes_counts():
+    counts = [1, 32, 77]
+    operands = counted(77, 77, 40, counts)
+    ours = attention.attention(*operands, HEADS, causal=True, keys=jnp.array(counts))
+    before, after = attention.plain(*operands, HEADS, causal=True), cut(*operands, counts)
+    for row, count in enumerate(counts):
+        assert relative(ours[row, :count], before[row, :count]) <= 1e-6
+        assert relative(ours[row, count - 1 :], after[row, count - 1 :]) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("queries, keys", [(1024, 1024), (857, 857)])
+def test_chunks_with_counts_are_plain_attention_to_these_keys(queries, keys, dtype):
+    counts = [keys, 1, 600]
+    operands = counted(queries, keys, 40, counts, dtype)
+    exact = cut(*[x.astype(jnp.float32) for x in operands], counts)
+    ours = attention.chunked(*operands, HEADS, jnp.array(counts))
+    assert ours.dtype == dtype
+    assert relative(ours, exact) <= (1e-6 if dtype == jnp.float32 else 0.01)
+
+
+@pytest.mark.parametrize(
+    "size, queries, keys, counts",
+    [
+        (64, 256, 1024, [1024, 1, 512, 511, 513]),
+        (40, 300, 800, [400, 33, 799]),
+        (64, 256, 1357, [1357, 1024, 1025, 1300]),
+        (64, 256, 77, [77, 5]),
+    ],
+    ids=["two blocks", "blocks of 400", "a last block that is smaller", "one block"],
+)
+def test_the_kernel_with_counts_is_plain_attention_to_these_keys(size, queries, keys, counts):
+    operands = counted(queries, keys, size, counts)
+    ours = attention.fused(*operands, HEADS, jnp.float32, True, jnp.array(counts))
+    for row, theirs in zip(ours, cut(*operands, counts), strict=True):
+        assert relative(row, theirs) <= 1e-5
+    half = [x.astype(jnp.bfloat16) for x in operands]
+    exact = cut(*[x.astype(jnp.float32) for x in half], counts)
+    ours = attention.fused(*half, HEADS, jnp.bfloat16, True, jnp.array(counts))
+    assert relative(ours, exact) <= 1.5 * relative(cut(*half, counts), exact)
+
+
+@pytest.mark.parametrize("tokens, chunks", [(256, False), (1024, True)])
+def test_attention_on_a_cpu_takes_counts(tokens, chunks):
+    counts = [1, tokens // 2]
+    operands = counted(tokens, tokens, 40, counts)
+    keys = jnp.array(counts)
+    way = jax.jit(lambda *qkv: attention.attention(*qkv, HEADS, keys=keys))
+    assert ("scan" in str(jax.make_jaxpr(way)(*operands))) == chunks
+    assert relative(way(*operands), cut(*operands, counts)) <= 1e-6
+
+
 def test_chunks_of_bfloat16_sum_in_float32():
     """In bfloat16 no number is between 256 and 258: the sum of a thousand ones would be 256."""
     q = k = jnp.zeros((1, 1024, 16), jnp.bfloat16)
@@ -96,6 +171,21 @@ def test_the_fused_kernel_can_be_trained_through():
 
     theirs = gradients(lambda *qkv: attention.plain(*qkv, HEADS))
     ours = gradients(lambda *qkv: attention.fused(*qkv, HEADS, jnp.float32, True))
+    for our, their in zip(ours, theirs, strict=True):
+        assert relative(our, their) <= 1e-5
+
+
+def test_the_kernel_with_counts_can_be_trained_through():
+    counts = [77, 20]
+    operands = counted(attention.QUERIES, 77, 40, counts)
+
+    def gradients(way):
+        return jax.grad(lambda *qkv: jnp.sum(jnp.sin(way(*qkv))), argnums=(0, 1, 2))(*operands)
+
+    theirs = gradients(lambda *qkv: cut(*qkv, counts))
+    ours = gradients(
+        lambda *qkv: attention.fused(*qkv, HEADS, jnp.float32, True, jnp.array(counts))
+    )
     for our, their in zip(ours, theirs, strict=True):
         assert relative(our, their) <= 1e-5
 
@@ -156,6 +246,23 @@ def test_a_tpu_takes_the_kernel_where_keys_and_values_fit(shape, chip, fused):
         limit = int(re.search(r"vmem_limit_bytes=(\d+)", str(traced))[1])
         held = 2 * keys * attention._lanes(k, heads) * k.dtype.itemsize
         assert held < limit <= MEMORY[chip]
+
+
+def test_a_tpu_gives_the_kernel_the_counts():
+    mesh = jax.sharding.AbstractMesh(
+        (1,),
+        ("data",),
+        abstract_device=jax.sharding.AbstractDevice(
+            device_kind=CHIPS["v5e"], num_cores=1, platform="tpu"
+        ),
+    )
+    q = jax.ShapeDtypeStruct((2, 4608, 3840), jnp.bfloat16)  # Z-Image's picture of 1024x1024
+    counts = jax.ShapeDtypeStruct((2,), jnp.int32)
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.make_jaxpr(lambda q, keys: attention.attention(q, q, q, 30, keys=keys))(
+            q, counts
+        )
+    assert "Ref<smem>{i32[2]}" in str(traced)
 
 
 @pytest.mark.parametrize(

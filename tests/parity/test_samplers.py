@@ -227,8 +227,8 @@ def test_what_flow_matching_does_not_have_is_refused_by_name():
     with pytest.raises(ValueError, match="no 'karras' spacing"):
         make_table("euler", schedule, 4, spacing="karras")
     assert spacing_taken("euler", schedule, None) == ""
-    with pytest.raises(CheckpointError, match="use_dynamic_shifting"):
-        read_schedule(flow_config("euler", 3.0) | {"use_dynamic_shifting": True})
+    with pytest.raises(CheckpointError, match="shift_terminal"):
+        read_schedule(flow_config("euler", 3.0) | {"shift_terminal": 0.02})
     with pytest.raises(CheckpointError, match=r"FlowMatchOther.*there are FlowMatchEuler"):
         default_sampler({"_class_name": "FlowMatchOtherScheduler"})
     assert [default_sampler(flow_config(key, 1.0)) for key in FLOW_SAMPLERS] == [

@@ -1,6 +1,8 @@
 """Stable Diffusion 3 and 3.5: pictures against PyTorch's, files, and what is refused."""
 
 import importlib
+import json
+import shutil
 
 import diffusers
 import jax
@@ -215,6 +217,16 @@ def test_a_lora_of_peft_changes_the_picture_as_in_pytorch(loaded, monkeypatch):
         reference.unload_lora_weights()
     assert_alike(ours, expected)
     assert np.abs(ours.astype(int) - plain).mean() > 1
+
+
+def test_a_shift_by_size_is_refused_when_the_checkpoint_is_opened(loaded, tmp_path):
+    _, engine = loaded
+    shutil.copytree(engine.checkpoint.parameters.source, tmp_path / "model")
+    file = tmp_path / "model" / "scheduler" / "scheduler_config.json"
+    config = json.loads(file.read_text()) | {"use_dynamic_shifting": True}
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="use_dynamic_shifting=true is not supported"):
+        Checkpoint.open(tmp_path / "model")
 
 
 def test_parts_that_do_not_fit_are_refused_by_what_differs(loaded):

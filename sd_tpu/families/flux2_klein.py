@@ -1,0 +1,181 @@
+"""FLUX.2 klein (Black Forest Labs 2026), distilled and base: a transformer trained by flow
+matching, and a Qwen3 language model of which the states of three layers are the text."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    Flux2TransformerConfig,
+    PipelineConfig,
+    Qwen3Config,
+)
+from sd_tpu.checkpoint.weights import Params, architecture
+from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.qwen_model import QwenModel
+from sd_tpu.models import Flux2Transformer2DModel, Qwen3Model
+from sd_tpu.sampling.schedule import FlowSchedule, Schedule
+
+TRAINED = 64  # latents along a side of the pictures of training
+TAKEN = (9, 18, 27)  # after so many of the language model's layers
+TOKENS = 512  # of each text, padding among them, which counts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flux2Klein(QwenModel):
+    """The networks without their parameters: a `sd_tpu.families.model.Model`.
+
+    Conditions are the states [2, 512, 3 D] of three of the language model's layers as "text".
+    """
+
+    transformer: nnx.GraphDef
+    text_encoder: nnx.GraphDef
+    transformer_config: Flux2TransformerConfig
+    text_config: Qwen3Config
+    distilled: bool  # into few steps without guidance
+
+    denoiser: ClassVar = "transformer"
+    even_sigmas: ClassVar = True
+    buckets: ClassVar = (TOKENS,)
+    thinking: ClassVar = False
+    whole: ClassVar = False
+    pipelines: ClassVar = ("Flux2KleinPipeline",)
+    components: ClassVar = {
+        "text_encoder": "model",
+        "transformer": "diffusion_pytorch_model",
+        "vae": "diffusion_pytorch_model",
+    }
+    index: ClassVar = {
+        "_class_name": "Flux2KleinPipeline",
+        "text_encoder": ["transformers", "Qwen3ForCausalLM"],
+        "tokenizer": ["transformers", "Qwen2TokenizerFast"],
+        "transformer": ["diffusers", "Flux2Transformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKLFlux2"],
+    }
+    decoders: ClassVar = ("taef2",)
+
+    @staticmethod
+    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configs with the size of training, which no file says."""
+        transformer = {"sample_size": TRAINED, **configs["transformer"]}
+        return {**configs, "transformer": transformer}
+
+    @staticmethod
+    def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the published numbers of the distilled model or of the other."""
+        if configs["model_index"].get("is_distilled"):
+            return {"steps": 4, "guidance": 1.0}
+        return {"steps": 50, "guidance": 4.0}
+
+    @staticmethod
+    def unread(part: str, name: str) -> bool:
+        """Whether a parameter is of layers after those that are taken, or the norm behind them."""
+        layer = re.match(r"layers\.(\d+)\.", name)
+        after = layer and int(layer[1]) >= TAKEN[-1]
+        return part == "text_encoder" and bool(after or name.startswith("norm."))
+
+    @classmethod
+    def build(
+        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
+    ) -> tuple["Flux2Klein", Params]:
+        """Build the networks and the shapes of their parameters; nothing is allocated.
+
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder, and of its
+                model_index.json as "model_index".
+            dtype: of the parameters.
+            token_downsampling: 1; a UNet alone has levels to take tokens from.
+            previewer: as `LatentModel` has it.
+
+        Raises:
+            CheckpointError: a part is not supported, or the parts do not fit one another.
+        """
+        if token_downsampling != 1:
+            raise CheckpointError("Token downsampling is for UNets; FLUX.2 has none.")
+        transformer = Flux2TransformerConfig.from_dict(configs["transformer"])
+        text = Qwen3Config.from_dict(configs["text_encoder"])
+        index = PipelineConfig.from_dict(configs["model_index"])
+        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
+        width = len(TAKEN) * text.hidden_size
+        if width != transformer.joint_attention_dim or text.num_hidden_layers <= TAKEN[-1]:
+            raise CheckpointError(
+                f"The text encoder's {text.num_hidden_layers} layers give {width} numbers a token, "
+                f"the transformer takes {transformer.joint_attention_dim} of its first {TAKEN[-1]}."
+            )
+        if {transformer.in_channels, transformer.out_channels} != {vae.channels}:
+            raise CheckpointError(
+                f"The transformer takes {transformer.in_channels} channels and gives "
+                f"{transformer.out_channels}, the autoencoder's latents have {vae.channels}."
+            )
+        encoder = architecture(Qwen3Model, text, layers=TAKEN[-1], dtype=dtype)
+        return cls.joined(
+            {
+                "text_encoder": encoder,
+                "transformer": architecture(Flux2Transformer2DModel, transformer, dtype=dtype),
+                **autoencoders,
+            },
+            transformer_config=transformer,
+            text_config=text,
+            vae_config=vae,
+            distilled=bool(index.is_distilled),
+            dtype=jnp.dtype(dtype),
+            previewer=previewer,
+        )
+
+    # --- shapes ---------------------------------------------------------------------------------
+
+    @property
+    def size_unit(self) -> int:
+        """Pixels of which the sides of pictures are multiples."""
+        return self.downscale
+
+    @property
+    def cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_prompt` returns."""
+        shape = 2, TOKENS, self.transformer_config.joint_attention_dim
+        return {"text": jax.ShapeDtypeStruct(shape, self.dtype)}
+
+    def cfg_scale(self, guidance: float) -> float:
+        """Return the scale of classifier-free guidance, which a distilled model does not take."""
+        return 1.0 if self.distilled else guidance
+
+    def schedule_of(self, schedule: Schedule, height: int, width: int, steps: int) -> Schedule:
+        """Return the schedule with the shift for a picture of this size in so many steps.
+
+        The logarithm of the shift is that of Black Forest Labs' code, from a fit to two numbers of
+        steps.
+        """
+        assert isinstance(schedule, FlowSchedule)
+        tokens = height * width // self.downscale**2
+        by_200 = 0.00016927 * tokens + 0.45666666
+        by_10 = 8.73809524e-05 * tokens + 1.89833333
+        slope = (by_200 - by_10) / 190
+        mu = by_200 if tokens > 4300 else slope * steps + by_200 - 200 * slope
+        return dataclasses.replace(schedule, shift=math.exp(mu))
+
+    # --- on the devices -------------------------------------------------------------------------
+
+    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode both texts; padding sees the text alone, and is part of it."""
+        encoder = nnx.merge(self.text_encoder, params["text_encoder"])
+        states = encoder.states(inputs["ids"], TAKEN, inputs["lengths"])
+        return {"text": jnp.concatenate(states, axis=-1)}
+
+    def denoise(
+        self,
+        params: Params,
+        x: Float[Array, "b h w C"],
+        t: Float[Array, " b"],
+        cond: Arrays,
+        strength: Float[Array, " b"] | None = None,
+    ) -> Float[Array, "b h w C"]:
+        """Return the transformer's output, the velocity."""
+        return nnx.merge(self.transformer, params["transformer"])(x, t, cond["text"])

@@ -1,0 +1,103 @@
+"""Families whose texts a Qwen3 language model reads, as a person's turn in a conversation."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sd_tpu.families.latent_model import Arrays, LatentModel
+from sd_tpu.families.prompt import without_loras
+from sd_tpu.families.qwen_tokenizer import QwenTokenizer
+from sd_tpu.families.text import DEFAULTS, Count, PromptOptions
+from sd_tpu.sentence import SentenceError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QwenModel(LatentModel):
+    """The autoencoder of a family, without its parameters, and how its texts are read.
+
+    Inputs are the token ids i32 [2, T] of both texts as "ids", T one of `buckets`, and how many of
+    them there are, i32 [2], as "lengths".
+    """
+
+    tokens: int = 0  # of each text, padding among them; 0 is the first of `buckets`
+
+    buckets: ClassVar[tuple[int, ...]]  # that programs are compiled for; longer texts are cut
+    thinking: ClassVar[bool]  # whether the language model may think before it answers
+
+    @classmethod
+    def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
+        """Return the folder and the class of the tokenizer, by component."""
+        return {"text_encoder": ("tokenizer", QwenTokenizer)}
+
+    @property
+    def length(self) -> int:
+        """Tokens of each text, padding among them."""
+        return self.tokens or self.buckets[0]
+
+    @property
+    def text_widths(self) -> dict[str, int]:
+        """Return nothing: no embeddings can be learned for it here."""
+        return {}
+
+    @property
+    def shape_key(self) -> tuple[str, ...]:
+        """Key that tells these programs from those for short texts."""
+        return () if self.length == self.buckets[0] else (f"{self.length} tokens",)
+
+    @property
+    def input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `prompt_inputs` returns."""
+        return {
+            "ids": jax.ShapeDtypeStruct((2, self.length), jnp.int32),
+            "lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
+        }
+
+    def for_inputs(self, inputs: Arrays) -> Any:
+        """Return these networks for texts as long as in the inputs."""
+        return dataclasses.replace(self, tokens=inputs["ids"].shape[1])
+
+    def count(self, tokenizers: Mapping[str, Any], prompt: str, options: PromptOptions) -> Count:
+        """Count a prompt's tokens with those of its turn, as `Model.count`."""
+        tokenizer, most = tokenizers["tokenizer"], self.buckets[-1]
+        ids = tokenizer.turn(without_loras(prompt), thinking=self.thinking)
+        return Count(len(ids), most, tokenizer.lost(ids, most, thinking=self.thinking))
+
+    def prompt_inputs(
+        self,
+        tokenizers: Mapping[str, Any],
+        prompt: str,
+        negative_prompt: str = "",
+        *,
+        options: PromptOptions = DEFAULTS,
+        clip_skip: int = 1,
+        to_prompt: str = "",
+        share: float = 0.0,
+        **_: int | float,
+    ) -> Arrays:
+        """Return the token ids of both texts, which are read as they are written.
+
+        Raises:
+            SentenceError: a setting is for models with CLIP, or the picture is between two prompts.
+        """
+        if clip_skip != 1:
+            raise SentenceError("Clip skip is for models whose prompts CLIP reads.")
+        if to_prompt and share:
+            raise SentenceError(
+                "This model draws nothing between two prompts, whose lengths differ; between two "
+                "seeds it does."
+            )
+        tokenizer, most = tokenizers["tokenizer"], self.buckets[-1]
+        texts = [
+            tokenizer.turn(without_loras(text), thinking=self.thinking)[:most]
+            for text in (negative_prompt, prompt)
+        ]
+        longest = max(map(len, texts))
+        length = next(size for size in self.buckets if size >= longest)
+        ids = np.full((2, length), tokenizer.pad, np.int32)
+        for row, tokens in zip(ids, texts, strict=True):
+            row[: len(tokens)] = tokens
+        return {"ids": ids, "lengths": np.array([len(tokens) for tokens in texts], np.int32)}

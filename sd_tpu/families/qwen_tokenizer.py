@@ -1,0 +1,59 @@
+"""Prompts -> token ids of Qwen's language models, as a person's turn in a conversation."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.words import FILE, read_words
+
+START, END = "<|im_start|>", "<|im_end|>"  # of a turn
+PAD = "<|endoftext|>"
+# What transformers' apply_chat_template writes with add_generation_prompt, by enable_thinking.
+BEFORE = f"{START}user\n"
+AFTER = {
+    True: f"{END}\n{START}assistant\n",
+    False: f"{END}\n{START}assistant\n<think>\n\n</think>\n\n",
+}
+
+
+class QwenTokenizer:
+    """A checkpoint's Qwen2 or Qwen3 tokenizer."""
+
+    def __init__(self, words: tokenizers.Tokenizer):
+        """Wrap a tokenizer of the library that has Qwen's marks."""
+        self._words = words
+        self.pad = words.token_to_id(PAD)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "QwenTokenizer":
+        """Read `tokenizer.json`.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or another model's.
+        """
+        words = read_words(folder)
+        if None in map(words.token_to_id, (START, END, PAD)):
+            raise CheckpointError(f"{folder / FILE} is not that of Qwen, which has {START}.")
+        return cls(words)
+
+    def turn(self, prompt: str, *, thinking: bool) -> list[int]:
+        """Token ids of a prompt as a person's turn, after which the model may think or answers."""
+        return self._ids(f"{BEFORE}{prompt}{AFTER[thinking]}")
+
+    def lost(self, turn: Sequence[int], most: int, *, thinking: bool) -> str:
+        """Return the end of a turn's prompt that is cut where so many tokens are kept at most."""
+        prompt = turn[: -len(self._ids(AFTER[thinking]))]
+        return self._words.decode(prompt[most:], skip_special_tokens=True)
+
+    def _ids(self, text: str) -> list[int]:
+        return self._words.encode(text, add_special_tokens=False).ids
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(self._words.to_str(), encoding="utf-8")
+        config = {"tokenizer_class": "Qwen2TokenizerFast", "pad_token": PAD}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

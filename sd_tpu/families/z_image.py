@@ -1,0 +1,162 @@
+"""Z-Image and Z-Image-Turbo (Z-Image Team 2025, arXiv:2511.22699): a transformer for text and
+picture in one stream, trained by flow matching, and a Qwen3 language model that reads the text."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from sd_tpu.checkpoint.config import CheckpointError, Qwen3Config, ZImageTransformerConfig
+from sd_tpu.checkpoint.weights import Params, architecture
+from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.qwen_model import QwenModel
+from sd_tpu.models import Qwen3Model, ZImageTransformer2DModel
+
+TRAINED = 128  # latents along a side of the pictures of training
+TURBO_SHIFT = 3.0  # of the distilled model's sigmas; the other's are shifted by 6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZImage(QwenModel):
+    """The networks without their parameters: a `sd_tpu.families.model.Model`.
+
+    Conditions are the states [2, T, D] of the language model's last layer but one as "text", and
+    the lengths.
+    """
+
+    transformer: nnx.GraphDef
+    text_encoder: nnx.GraphDef
+    transformer_config: ZImageTransformerConfig
+    text_config: Qwen3Config
+
+    denoiser: ClassVar = "transformer"
+    even_sigmas: ClassVar = True
+    buckets: ClassVar = (128, 512)
+    thinking: ClassVar = True
+    pipelines: ClassVar = ("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline")
+    components: ClassVar = {
+        "text_encoder": "model",
+        "transformer": "diffusion_pytorch_model",
+        "vae": "diffusion_pytorch_model",
+    }
+    index: ClassVar = {
+        "_class_name": "ZImagePipeline",
+        "text_encoder": ["transformers", "Qwen3Model"],
+        "tokenizer": ["transformers", "Qwen2Tokenizer"],
+        "transformer": ["diffusers", "ZImageTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    decoders: ClassVar = ("taef1",)
+
+    @staticmethod
+    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configs with the size of training, which no file says."""
+        transformer = {"sample_size": TRAINED, **configs["transformer"]}
+        return {**configs, "transformer": transformer}
+
+    @staticmethod
+    def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the published numbers of the distilled model or of the other."""
+        turbo = (configs["scheduler"].get("shift") or TURBO_SHIFT) <= TURBO_SHIFT
+        return {"steps": 9, "guidance": 0.0} if turbo else {"steps": 50, "guidance": 4.0}
+
+    @classmethod
+    def build(
+        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
+    ) -> tuple["ZImage", Params]:
+        """Build the networks and the shapes of their parameters; nothing is allocated.
+
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder.
+            dtype: of the parameters.
+            token_downsampling: 1; a UNet alone has levels to take tokens from.
+            previewer: as `LatentModel` has it.
+
+        Raises:
+            CheckpointError: a part is not supported, or the parts do not fit one another.
+        """
+        if token_downsampling != 1:
+            raise CheckpointError("Token downsampling is for UNets; Z-Image has none.")
+        transformer = ZImageTransformerConfig.from_dict(configs["transformer"])
+        text = Qwen3Config.from_dict(configs["text_encoder"])
+        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
+        if text.hidden_size != transformer.cap_feat_dim:
+            raise CheckpointError(
+                f"The text encoder gives states of {text.hidden_size}, the transformer takes "
+                f"{transformer.cap_feat_dim}."
+            )
+        if transformer.in_channels != vae.latent_channels:
+            raise CheckpointError(
+                f"The transformer takes {transformer.in_channels} channels, the autoencoder's "
+                f"latents have {vae.latent_channels}."
+            )
+        return cls.joined(
+            {
+                "text_encoder": architecture(Qwen3Model, text, dtype=dtype),
+                "transformer": architecture(ZImageTransformer2DModel, transformer, dtype=dtype),
+                **autoencoders,
+            },
+            transformer_config=transformer,
+            text_config=text,
+            vae_config=vae,
+            dtype=jnp.dtype(dtype),
+            previewer=previewer,
+        )
+
+    # --- shapes ---------------------------------------------------------------------------------
+
+    @property
+    def size_unit(self) -> int:
+        """Pixels of which the sides of pictures are multiples: patches of two latents."""
+        return 2 * self.downscale
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
+        _, rows, columns = self.transformer_config.axes_lens
+        most = self.size_unit * rows, self.size_unit * columns
+        if height > most[0] or width > most[1]:
+            raise ValueError(
+                f"A picture of {width}x{height} is not possible: this model makes pictures of at "
+                f"most {most[1]}x{most[0]}."
+            )
+        return super().latent_shape(height, width)
+
+    @property
+    def cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_prompt` returns."""
+        width = self.text_config.hidden_size
+        return {
+            "text": jax.ShapeDtypeStruct((2, self.length, width), self.dtype),
+            "lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
+        }
+
+    def cfg_scale(self, guidance: float) -> float:
+        """Return the scale of classifier-free guidance: one more than people write here.
+
+        The prediction is prompt + guidance * (prompt - negative), so that 0 is none.
+        """
+        return 1 + guidance
+
+    # --- on the devices -------------------------------------------------------------------------
+
+    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode both texts."""
+        encoder = nnx.merge(self.text_encoder, params["text_encoder"])
+        (states,) = encoder.states(inputs["ids"], [self.text_config.num_hidden_layers - 1])
+        return {"text": states, "lengths": inputs["lengths"]}
+
+    def denoise(
+        self,
+        params: Params,
+        x: Float[Array, "b h w C"],
+        t: Float[Array, " b"],
+        cond: Arrays,
+        strength: Float[Array, " b"] | None = None,
+    ) -> Float[Array, "b h w C"]:
+        """Return the velocity; the network's time runs the other way, and so does its output."""
+        network = nnx.merge(self.transformer, params["transformer"])
+        return -network(x, 1 - t / 1000, cond["text"], cond["lengths"])

@@ -1,0 +1,241 @@
+"""The transformer of FLUX.2 klein (Black Forest Labs 2025, github.com/black-forest-labs/flux2):
+tokens of the text and of the picture pass some blocks with weights of their own, attending to each
+other, and the rest as one sequence.
+
+Every block of a kind is given the same modulations, which a timestep alone makes. Positions have
+four axes: time, row and column of the picture, and along the text.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Real
+
+from sd_tpu.checkpoint.config import Flux2TransformerConfig
+from sd_tpu.models.attention import attention
+from sd_tpu.models.layers import Heads, RMSNorm, layer_norm, linear
+from sd_tpu.models.products import by_rows
+from sd_tpu.models.rotary import Rotation, rotate_pairs, rotation
+from sd_tpu.models.sd3_transformer import EPS, Modulation
+from sd_tpu.models.unet import timestep_encoding
+
+
+class Flux2Transformer2DModel(nnx.Module):
+    """A network that predicts the velocity of latents at a timestep for a text."""
+
+    def __init__(self, config: Flux2TransformerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.config, self.dtype = config, dtype
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        width, outputs = config.width, config.out_channels or config.in_channels
+        self.time_guidance_embed = nnx.Dict(
+            {"timestep_embedder": TimestepEmbedder(config, **layer)}
+        )
+        self.double_stream_modulation_img = Modulations(width, 2, **layer)
+        self.double_stream_modulation_txt = Modulations(width, 2, **layer)
+        self.single_stream_modulation = Modulations(width, 1, **layer)
+        self.x_embedder = linear(config.in_channels, width, bias=False, **layer)
+        self.context_embedder = linear(config.joint_attention_dim, width, bias=False, **layer)
+        self.transformer_blocks = nnx.List(
+            [DoubleBlock(config, **layer) for _ in range(config.num_layers)]
+        )
+        self.single_transformer_blocks = nnx.List(
+            [SingleBlock(config, **layer) for _ in range(config.num_single_layers)]
+        )
+        self.norm_out = FinalNorm(width, **layer)
+        self.proj_out = linear(width, outputs, bias=False, **layer)
+
+    def __call__(
+        self, x: Float[Array, "b h w c"], timesteps: Real[Array, " b"], text: Float[Array, "b t d"]
+    ) -> Float[Array, "b h w c_out"]:
+        """Predict the model output for a batch in which every image has its own timestep.
+
+        Args:
+            x: latents [B, h, w, in_channels], in patches and whitened: each position is a token.
+            timesteps: [B] from 0 to 1000, fractions allowed. They are not multiplied in here, as
+                they are in diffusers' network, which takes 0 to 1.
+            text: [B, T, joint_attention_dim] text embeddings, all attended to.
+
+        Returns:
+            [B, h, w, out_channels] float32.
+        """
+        batch, height, width, channels = x.shape
+        words = text.shape[1]
+        condition = self.time_guidance_embed["timestep_embedder"](timesteps)
+        of_picture = self.double_stream_modulation_img(condition)
+        of_text = self.double_stream_modulation_txt(condition)
+        (of_tokens,) = self.single_stream_modulation(condition)
+
+        positions = jnp.concatenate([_text_positions(words), _picture_positions(height, width)])
+        by = rotation(positions[None], self.config.axes_dims_rope, self.config.rope_theta)
+        picture = self.x_embedder(x.astype(self.dtype).reshape(batch, height * width, channels))
+        context = self.context_embedder(text.astype(self.dtype))
+        for block in self.transformer_blocks:
+            picture, context = block(picture, context, of_picture, of_text, by)
+        tokens = jnp.concatenate([context, picture], axis=1)
+        for block in self.single_transformer_blocks:
+            tokens = block(tokens, of_tokens, by)
+        out = self.proj_out(self.norm_out(tokens[:, words:], condition))
+        return out.astype(jnp.float32).reshape(batch, height, width, -1)
+
+
+def _text_positions(count: int) -> jax.Array:
+    """Return positions of a text's tokens: [T, 4] int32."""
+    return jnp.pad(jnp.arange(count, dtype=jnp.int32)[:, None], ((0, 0), (3, 0)))
+
+
+def _picture_positions(height: int, width: int) -> jax.Array:
+    """Return positions of a picture's tokens, row by row: [height * width, 4] int32."""
+    grid = jnp.indices((height, width), jnp.int32).reshape(2, -1)
+    return jnp.pad(grid.T, ((0, 0), (1, 1)))
+
+
+class TimestepEmbedder(nnx.Module):
+    """Two dense layers on the sinusoids of a timestep, and the SiLU that all modulations begin
+    with."""
+
+    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
+        layer: dict[str, Any] = dict(bias=False, dtype=dtype, rngs=rngs)
+        self.sinusoids, self.dtype = config.timestep_guidance_channels, dtype
+        self.linear_1 = linear(self.sinusoids, config.width, **layer)
+        self.linear_2 = linear(config.width, config.width, **layer)
+
+    def __call__(self, timesteps: jax.Array) -> jax.Array:
+        """[B] -> [B, width]."""
+        x = timestep_encoding(timesteps, self.sinusoids, flip_sin_to_cos=True, freq_shift=0)
+        return nnx.silu(self.linear_2(nnx.silu(self.linear_1(x.astype(self.dtype)))))
+
+
+class Modulations(nnx.Module):
+    """The modulations of some layers, for every block of a kind."""
+
+    def __init__(self, width: int, layers: int, *, dtype, rngs: nnx.Rngs):
+        self.layers = layers
+        self.linear = linear(width, 3 * layers * width, bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, condition: jax.Array) -> list[Modulation]:
+        """Condition [B, width] -> those of attention and, if it is apart, of feed-forward."""
+        parts = jnp.split(self.linear(condition)[:, None], 3 * self.layers, axis=-1)
+        return [Modulation(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
+
+
+class FinalNorm(nnx.Module):
+    """A layer norm that is scaled and shifted as a condition says."""
+
+    def __init__(self, width: int, *, dtype, rngs: nnx.Rngs):
+        self.linear = linear(width, 2 * width, bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, condition: jax.Array) -> jax.Array:
+        """x [B, N, width], condition [B, width] -> like x."""
+        scale, shift = jnp.split(self.linear(condition)[:, None], 2, axis=-1)
+        return layer_norm(x, EPS, 1 + scale.astype(jnp.float32), shift)
+
+
+class DoubleBlock(nnx.Module):
+    """Joint attention of picture and text, and a feed-forward layer for either."""
+
+    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        self.attn = JointAttention(config, **layer)
+        self.ff = FeedForward(config, **layer)
+        self.ff_context = FeedForward(config, **layer)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        text: jax.Array,
+        of_picture: list[Modulation],
+        of_text: list[Modulation],
+        by: Rotation,
+    ) -> tuple[jax.Array, jax.Array]:
+        """x [B, N, width], text [B, T, width], by [1, T + N, pairs] -> like x, like text."""
+        (joint, feed), (joint_text, feed_text) = of_picture, of_text
+        attended, attended_text = self.attn(joint.norm(x), joint_text.norm(text), by)
+        x = x + joint.gate * attended
+        x = x + feed.gate * self.ff(feed.norm(x))
+        text = text + joint_text.gate * attended_text
+        text = text + feed_text.gate * self.ff_context(feed_text.norm(text))
+        return x, text
+
+
+class JointAttention(Heads):
+    """Attention of picture and text to both, each with projections of its own."""
+
+    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        width, size = config.width, config.attention_head_dim
+        super().__init__(width, config.num_attention_heads, EPS, bias=False, **layer)
+        self.add_q_proj = linear(width, width, bias=False, **layer)
+        self.add_k_proj = linear(width, width, bias=False, **layer)
+        self.add_v_proj = linear(width, width, bias=False, **layer)
+        self.to_add_out = linear(width, width, bias=False, **layer)
+        self.norm_added_q = RMSNorm(size, EPS, **layer)
+        self.norm_added_k = RMSNorm(size, EPS, **layer)
+
+    def __call__(self, x: jax.Array, text: jax.Array, by: Rotation) -> tuple[jax.Array, jax.Array]:
+        """x [B, N, width], text [B, T, width], by [1, T + N, pairs] -> like x, like text."""
+        added = (
+            self.norm_added_q.by_head(self.add_q_proj(text), self.heads),
+            self.norm_added_k.by_head(self.add_k_proj(text), self.heads),
+            self.add_v_proj(text),
+        )
+        pairs = zip(added, self.projected(x), strict=True)
+        q, k, v = (jnp.concatenate(pair, axis=1) for pair in pairs)
+        q, k = (rotate_pairs(each, by, self.heads) for each in (q, k))
+        rest, attended = jnp.split(attention(q, k, v, self.heads), [text.shape[1]], axis=1)
+        return self.to_out[0](attended), self.to_add_out(rest)
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU and a dense layer."""
+
+    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
+        layer: dict[str, Any] = dict(bias=False, dtype=dtype, rngs=rngs)
+        self.linear_in = linear(config.width, 2 * config.feed_forward_dim, **layer)
+        self.linear_out = linear(config.feed_forward_dim, config.width, **layer)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., width] -> the same."""
+        return by_rows(lambda x: self.linear_out(_gated(self.linear_in(x))), x)
+
+
+def _gated(x: jax.Array) -> jax.Array:
+    """Scale the second half by the SiLU of the first (SwiGLU, Shazeer 2020, arXiv:2002.05202):
+    [..., 2 * C] -> [..., C]."""
+    gate, value = jnp.split(x, 2, axis=-1)
+    return nnx.silu(gate.astype(jnp.float32)).astype(x.dtype) * value
+
+
+class SingleBlock(nnx.Module):
+    """Attention of all tokens to all, and a feed-forward layer beside it."""
+
+    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
+        self.attn = ParallelAttention(config, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, modulation: Modulation, by: Rotation) -> jax.Array:
+        """x [B, N, width], by [1, N, pairs] -> like x."""
+        return x + modulation.gate * self.attn(modulation.norm(x), by)
+
+
+class ParallelAttention(nnx.Module):
+    """Attention and a feed-forward layer that share one dense layer before them and one after
+    (Dehghani et al. 2023, arXiv:2302.05442)."""
+
+    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        width, inside = config.width, config.feed_forward_dim
+        self.heads = config.num_attention_heads
+        self.to_qkv_mlp_proj = linear(width, 3 * width + 2 * inside, bias=False, **layer)
+        self.norm_q = RMSNorm(config.attention_head_dim, EPS, **layer)
+        self.norm_k = RMSNorm(config.attention_head_dim, EPS, **layer)
+        self.to_out = linear(width + inside, width, bias=False, **layer)
+
+    def __call__(self, x: jax.Array, by: Rotation) -> jax.Array:
+        """x [B, N, width], by [1, N, pairs] -> like x."""
+        ends = [number * x.shape[-1] for number in (1, 2, 3)]
+        q, k, v, inside = jnp.split(self.to_qkv_mlp_proj(x), ends, axis=-1)
+        q = rotate_pairs(self.norm_q.by_head(q, self.heads), by, self.heads)
+        k = rotate_pairs(self.norm_k.by_head(k, self.heads), by, self.heads)
+        attended = attention(q, k, v, self.heads)
+        return self.to_out(jnp.concatenate([attended, _gated(inside)], axis=-1))

@@ -1,0 +1,77 @@
+"""Rotary positions (Su et al. 2021, arXiv:2104.09864) along several axes: some channels of a head
+turn by where a token is along the first, the next by where it is along the second, and so on."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sd_tpu.models.platform import platform
+
+BITS = 12  # of a frequency's coarse part: its product with a position below 4096 is exact
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of angles by which pairs of channels turn, each [..., pairs] float32."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rotation(positions: jax.Array, sizes: Sequence[int], theta: float) -> Rotation:
+    """Return how tokens at positions [..., axes], whole numbers, turn.
+
+    `sizes` are the channels of a head that turn by each axis: pair i of an axis of n channels turns
+    by position * theta^(-2i/n). Angles are rounded to float32 once, as in tables that are made in
+    float64 (diffusers' are).
+    """
+    positions = positions.astype(jnp.float32)
+    angles = [
+        _angles(positions[..., axis, None], theta ** -(np.arange(0, size, 2) / size))
+        for axis, size in enumerate(sizes)
+    ]
+    joined = jnp.concatenate(angles, axis=-1)
+    return Rotation(jnp.cos(joined), jnp.sin(joined))
+
+
+def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
+    """Positions [..., 1] float32, frequencies [pairs] float64 -> their products in float32."""
+    mantissa, exponent = np.frexp(frequencies)
+    coarse = np.ldexp(np.round(np.ldexp(mantissa, BITS)), exponent - BITS)
+    fine = frequencies - coarse
+    return positions * coarse.astype(np.float32) + positions * fine.astype(np.float32)
+
+
+def rotate_pairs(x: jax.Array, by: Rotation, heads: int) -> jax.Array:
+    """Turn channels 2i and 2i + 1 of each head of x [B, N, heads * size] in float32, keeping its
+    dtype; `by` is [B, N, size / 2]."""
+    if platform() == "tpu":
+        return _rotate_by_products(x, by, heads)
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], heads, -1, 2)
+    real, imaginary = pairs[..., 0], pairs[..., 1]
+    cos, sin = (each[..., None, :] for each in by)
+    turned = real * cos - imaginary * sin, real * sin + imaginary * cos
+    return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
+
+
+def _rotate_by_products(x: jax.Array, by: Rotation, heads: int) -> jax.Array:
+    """Turn as `rotate_pairs` does, where an axis of heads or of pairs would be laid out anew.
+
+    What is beside each channel comes from a product with a matrix of zeros and ones, which rounds
+    nothing. For Z-Image's 30 heads and 4,608 tokens on v5e that takes a million cycles a layer;
+    an axis of heads, or channels rolled and their table repeated for each head, take four to five.
+    """
+    cos, sin = (jnp.repeat(each, 2, axis=-1) for each in by)
+    turn = jnp.kron(jnp.eye(by.cos.shape[-1]), jnp.array([[0.0, 1.0], [-1.0, 0.0]])).astype(x.dtype)
+    product = partial(
+        jnp.matmul, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+    turned = [
+        (head * cos + product(head, turn) * sin).astype(x.dtype)
+        for head in jnp.split(x, heads, axis=-1)
+    ]
+    return jnp.concatenate(turned, axis=-1)

@@ -1,0 +1,182 @@
+"""FLUX.2 klein: pictures against PyTorch's, files, and what is refused."""
+
+import importlib
+
+import diffusers
+import jax
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.report import count_compilations
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.flux2_klein import Flux2Klein
+from sd_tpu.models import AutoencoderKLFlux2
+from sd_tpu.request import Request
+from sd_tpu.sampling.samplers import FLOW_SAMPLERS
+from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.job import ImageReady
+from tests.support.flux2 import make_pipeline
+from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike
+
+PROMPTS = ["a cat", "a red fox (with [brackets] and 1:1.5) and Häuser, 猫, 🦊"]
+ASKED = dict(prompts=PROMPTS, seed=3, steps=4, guidance=3.0)
+GIVEN = {each.name: each for each in (START, HOLE)}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["distilled", "base"])
+def loaded(request, tmp_path_factory):
+    """(the PyTorch pipeline, an engine with the same model) of each kind in turn."""
+    folder = tmp_path_factory.mktemp("klein")
+    reference = make_pipeline(folder / "words", distilled=request.param)
+    reference.save_pretrained(folder / "model")
+    engine = Engine.open(folder / "model", devices=1, size=(SIDE, SIDE))
+    yield reference, engine
+    engine.close()
+
+
+def drawn(engine: Engine, **values) -> list[np.ndarray]:
+    job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=GIVEN)
+    pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
+    return [pictures[index] for index in sorted(pictures)]
+
+
+def theirs(reference, engine, monkeypatch, index=0, size=(SIDE, SIDE), **values) -> np.ndarray:
+    """PyTorch's picture of the same noise: uint8 [H, W, 3]."""
+    module = importlib.import_module(type(reference).__module__)
+    h, w, channels = engine.checkpoint.model.latent_shape(*size)
+    key = jax.random.PRNGKey(ASKED["seed"] + index)
+    noise = jax.random.normal(key, (1, channels, h, w))
+    monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: torch.tensor(np.array(noise)))
+    reference.set_progress_bar_config(disable=True)
+    images = reference(
+        **{
+            "prompt": PROMPTS[index],
+            "guidance_scale": ASKED["guidance"],
+            "height": size[0],
+            "width": size[1],
+            "num_inference_steps": ASKED["steps"],
+            "output_type": "np",
+            **values,
+        }
+    ).images
+    return np.round(images[0] * 255).astype(int)
+
+
+def test_two_prompts_of_different_lengths_are_drawn_as_by_pytorch(loaded, monkeypatch):
+    reference, engine = loaded
+    ours = drawn(engine)
+    for index, picture in enumerate(ours):
+        assert_alike(picture, theirs(reference, engine, monkeypatch, index))
+    assert not np.array_equal(*ours)
+
+
+@pytest.mark.slow("compiles another size")
+@pytest.mark.parametrize("steps", [2, 30])
+def test_a_picture_that_is_not_square_is_that_of_pytorch(loaded, steps, monkeypatch):
+    reference, engine = loaded
+    ours = drawn(engine, height=24, width=48, prompts=PROMPTS[:1], steps=steps)
+    expected = theirs(reference, engine, monkeypatch, size=(24, 48), num_inference_steps=steps)
+    assert_alike(ours[0], expected)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(256, 4), (4096, 4), (4096, 50), (5000, 20)])
+def test_the_shift_is_that_of_the_pipeline(loaded, tokens, steps):
+    _, engine = loaded
+    module = importlib.import_module("diffusers.pipelines.flux2.pipeline_flux2_klein")
+    schedule = engine.checkpoint.model.schedule_of(engine.checkpoint.schedule, 8, 8 * tokens, steps)
+    assert schedule.shift == pytest.approx(np.exp(module.compute_empirical_mu(tokens, steps)))
+
+
+def test_guidance_counts_for_the_base_model_alone(loaded):
+    reference, engine = loaded
+    strong, weak = drawn(engine, guidance=6.0), drawn(engine, guidance=1.0)
+    same = all(map(np.array_equal, strong, weak))
+    assert same == bool(reference.config.is_distilled)
+    steps, guidance = (4, 1.0) if reference.config.is_distilled else (50, 4.0)
+    card = engine.checkpoint.card
+    assert (card.steps, card.guidance) == (steps, guidance)
+
+
+def test_the_autoencoder_is_that_of_diffusers(loaded):
+    reference, engine = loaded
+    _, params = Checkpoint.from_pretrained(engine.checkpoint.parameters.source)
+    model = engine.checkpoint.model
+    assert model.downscale == 8 and isinstance(AutoencoderKLFlux2, type)
+    picture = 2 * (PHOTO.astype(np.float32) / 255) - 1
+    ours = np.asarray(model.encode(params, picture))
+    with torch.no_grad():
+        found = reference.vae.encode(torch.tensor(picture.transpose(2, 0, 1)[None]))
+        patches = reference._patchify_latents(found.latent_dist.mode())
+        statistics = reference.vae.bn
+        mean, variance = (
+            each.view(1, -1, 1, 1) for each in (statistics.running_mean, statistics.running_var)
+        )
+        expected = (patches - mean) / torch.sqrt(variance + reference.vae.config.batch_norm_eps)
+    expected = expected[0].numpy().transpose(1, 2, 0)
+    assert np.linalg.norm(ours - expected) <= 1e-4 * np.linalg.norm(expected)
+
+
+def test_what_begins_with_a_picture_keeps_what_a_mask_says(loaded):
+    _, engine = loaded
+    ours = drawn(engine, init_image=START.name, mask=HOLE.name, mask_blur=0, prompts=PROMPTS[:1])[0]
+    assert np.array_equal(ours[MASK == 0], PHOTO[MASK == 0])
+    assert not np.array_equal(ours[MASK > 0], PHOTO[MASK > 0])
+
+
+def test_slots_of_a_batch_do_not_tell_that_others_are_there(loaded):
+    _, engine = loaded
+    samplers = [*FLOW_SAMPLERS, *FLOW_SAMPLERS][:8]
+    own = [
+        {"sampler": sampler, "steps": 3 + index, "guidance": 2.0 + index}
+        for index, sampler in enumerate(samplers)
+    ]
+    prompts = [f"{word} {PROMPTS[index % 2]}" for index, word in enumerate("abcdefgh")]
+    request = Request.check({**ASKED, "prompts": prompts, "own": own}, engine.catalog)
+    together, compiled = pictures_of(engine, request), count_compilations()
+    for index in (0, 4, 7):
+        assert np.array_equal(together[index], pictures_of(engine, request.only(index))[0])
+    assert compiled() == 0
+
+
+def pictures_of(engine: Engine, request: Request) -> dict[int, np.ndarray]:
+    events = engine.submit(request).events()
+    return {event.index: event.pixels for event in events if isinstance(event, ImageReady)}
+
+
+def test_ids_are_those_of_the_chat_template_without_thinking(loaded):
+    reference, engine = loaded
+    tokenizer = engine.checkpoint.tokenizers["tokenizer"]
+    for prompt in (*PROMPTS, "", "two\nlines"):
+        text = reference.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        ids = reference.tokenizer(text).input_ids
+        assert tokenizer.turn(prompt, thinking=False) == ids
+
+
+def test_layers_that_nothing_depends_on_are_not_read(loaded, tmp_path):
+    _, engine = loaded
+    checkpoint, params = Checkpoint.from_pretrained(engine.checkpoint.parameters.source)
+    assert len(params["text_encoder"]["layers"]) == 27 and "norm" not in params["text_encoder"]
+    with pytest.raises(CheckpointError, match="without the last layers of its text encoder"):
+        checkpoint.save_pretrained(tmp_path, params)
+
+
+def test_parts_that_do_not_fit_are_refused_by_what_differs(loaded):
+    _, engine = loaded
+    configs = engine.checkpoint.configs
+    for part, change, sentence in (
+        ("text_encoder", {"num_hidden_layers": 27}, "27 layers give 48 numbers.*first 27"),
+        ("vae", {"latent_channels": 4}, "32 channels.*latents have 16"),
+    ):
+        changed = {**configs, part: {**configs[part], **change}}
+        with pytest.raises(CheckpointError, match=sentence):
+            Flux2Klein.build(changed, np.float32)
+    with pytest.raises(CheckpointError, match="Token downsampling"):
+        Flux2Klein.build(configs, np.float32, token_downsampling=2)
+    assert diffusers.Flux2KleinPipeline.__name__ in Flux2Klein.pipelines

@@ -1,0 +1,62 @@
+"""Tiny FLUX.2 klein pipelines of PyTorch's, random in every parameter."""
+
+from pathlib import Path
+
+import diffusers
+import torch
+import transformers
+
+from tests.support.qwen import make_tokenizer
+
+TEXT = 16  # channels of the language model
+
+
+def make_pipeline(folder: Path, *, distilled: bool) -> diffusers.Flux2KleinPipeline:
+    """Return a tiny pipeline; its tokenizer goes to `folder`."""
+    torch.manual_seed(0)
+    parts = dict(
+        transformer=diffusers.Flux2Transformer2DModel(
+            in_channels=32,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=3,
+            joint_attention_dim=3 * TEXT,
+            timestep_guidance_channels=32,
+            axes_dims_rope=(4, 4, 4, 4),
+            guidance_embeds=False,
+        ),
+        vae=diffusers.AutoencoderKLFlux2(
+            block_out_channels=(32, 64, 64),
+            layers_per_block=1,
+            latent_channels=8,
+            down_block_types=("DownEncoderBlock2D",) * 3,
+            up_block_types=("UpDecoderBlock2D",) * 3,
+        ),
+        text_encoder=transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(
+                vocab_size=300,
+                hidden_size=TEXT,
+                intermediate_size=24,
+                num_hidden_layers=29,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                head_dim=8,
+                rope_theta=1e6,
+            )
+        ),
+    )
+    with torch.no_grad():
+        for part in parts.values():
+            for tensor in part.parameters():
+                tensor += 0.1 * torch.randn_like(tensor)
+            part.eval()
+        statistics = parts["vae"].bn
+        statistics.running_mean += 0.3 * torch.randn(32)
+        statistics.running_var *= torch.rand(32) + 0.5
+    return diffusers.Flux2KleinPipeline(
+        **parts,
+        tokenizer=make_tokenizer(folder),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        is_distilled=distilled,
+    )

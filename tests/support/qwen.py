@@ -1,0 +1,29 @@
+"""A tokenizer of bytes with the marks and the template of Qwen's."""
+
+from pathlib import Path
+
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from sd_tpu.families.qwen_tokenizer import END, START, QwenTokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def make_tokenizer(folder: Path) -> transformers.Qwen2TokenizerFast:
+    """Write the tokenizer into a folder, and read it as transformers does."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    words.add_special_tokens(
+        [AddedToken(each, special=True) for each in ("<|endoftext|>", START, END)]
+    )
+    QwenTokenizer(words).save(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
