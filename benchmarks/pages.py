@@ -128,8 +128,8 @@ def tpu(records: Sequence[Record]) -> str:
         "# TPU",
         "These are the TPU compiler's own figures (libtpu, bfloat16, one guided picture a device; "
         "SD at 512x512, SDXL and SD 3.5 medium at 1024x1024), in brackets those of the old Flax "
-        "networks of diffusers 0.35.2. Cycles leave out attention's kernel, for which the compiler has no "
-        "estimate; the old networks' attention is among their cycles. Memory is that of weights, "
+        "networks of diffusers 0.35.2. Cycles leave out attention's kernel, for which the compiler "
+        "has no estimate; the old networks' attention is among their cycles. Memory is that of weights, "
         "slots and temporaries on one device. The last column is a bound by the rooflines: no run "
         "can be faster. " + tpu_compile.PUBLISHED,
         _table(rows),
@@ -183,8 +183,8 @@ def serving(records: Sequence[Record]) -> str:
     bundled = "sd_tpu emoji 128"
     return _text(
         "# Serving",
-        "The bundled model unless another is named, while it drew 128x128; seconds unless a unit is "
-        "given.",
+        "The bundled model unless another is named, while it drew 128x128; seconds unless a unit "
+        "is given.",
         "## Start-up",
         "`python app.py` without compiled programs from an earlier start, and with them.",
         _table(

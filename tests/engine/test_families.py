@@ -25,7 +25,6 @@ def read(folder):
     "name, what",
     [
         ("StableDiffusionXLImg2ImgPipeline", "is the refiner of SDXL"),
-        ("StableDiffusion3Pipeline", "is Stable Diffusion 3"),
         ("FluxPipeline", "is FLUX"),
         ("StableDiffusionInstructPix2PixPipeline", "is a model that edits pictures"),
         ("KandinskyPipeline", "is for KandinskyPipeline"),
@@ -39,7 +38,8 @@ def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_
         find_family({"_class_name": name})
     assert name is None or name in str(refused.value)
     assert str(refused.value).endswith(
-        "StableDiffusionPipeline and StableDiffusionXLPipeline are supported."
+        "those for StableDiffusionPipeline, StableDiffusionXLPipeline, StableDiffusion3Pipeline, "
+        "ZImagePipeline and Flux2KleinPipeline are supported."
     )
 
 

@@ -61,8 +61,6 @@ def test_heads_are_a_number_or_a_list(values, heads):
         (UNetConfig, "conv_in_kernel", 1),
         (UNetConfig, "cross_attention_dim", [768, 768, 768, 768]),
         (VAEConfig, "scaling_factor", "0.18"),
-        (VAEConfig, "shift_factor", 0.1159),  # SD 3
-        (VAEConfig, "use_quant_conv", False),
         (VAEConfig, "mid_block_add_attention", False),
         (TextEncoderConfig, "hidden_act", "relu"),
         (TinyVAEConfig, "act_fn", "silu"),
