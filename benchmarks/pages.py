@@ -127,11 +127,12 @@ def tpu(records: Sequence[Record]) -> str:
     return _text(
         "# TPU",
         "These are the TPU compiler's own figures (libtpu, bfloat16, one guided picture a device; "
-        "SD at 512x512, SDXL and SD 3.5 medium at 1024x1024), in brackets those of the old Flax "
-        "networks of diffusers 0.35.2. Cycles leave out attention's kernel, for which the compiler "
-        "has no estimate; the old networks' attention is among their cycles. Memory is that of weights, "
-        "slots and temporaries on one device. The last column is a bound by the rooflines: no run "
-        "can be faster. " + tpu_compile.PUBLISHED,
+        "SD 1 and 2 at 512x512, the others at 1024x1024; sd35m is SD 3.5 medium without T5), in "
+        "brackets those of the old Flax networks of diffusers 0.35.2. Cycles leave out attention's "
+        "kernel, for which the compiler has no estimate; the old networks' attention is among "
+        "their cycles. Memory is that of the weights that a step takes, slots and temporaries on "
+        "one device. The last column is a bound by the rooflines: no run can be faster. "
+        + tpu_compile.PUBLISHED,
         _table(rows),
         "MLPerf 4.1 published, for SDXL offline in Flax, 0.44 samples a second and chip on v5e and "
         "1.36 on v6e.",

@@ -311,6 +311,13 @@ def _parameters(
             (unfit if component else unknown).append(module)
     if not (unfit or unknown):
         return found
+    if "transformer" in shapes:
+        strange = [*unfit, *unknown]
+        raise CheckpointError(
+            f"{path} does not fit this model: {len(strange)} of its {len(modules)} layers differ, "
+            f"such as {strange[0]}. LoRAs for its family are read in PEFT's names, such as "
+            "transformer.transformer_blocks.0.attn.to_q.lora_A.weight."
+        )
     if unfit or _other_family(modules, shapes) or _are_known(unknown, places):
         strange = [*unfit, *unknown]
         raise CheckpointError(

@@ -62,7 +62,7 @@ class ModelCard(Config):
         for name in ("steps", "guidance", "sampler", "spacing"):
             if (value := getattr(self, name)) is not None:
                 SETTINGS[name].check(value)
-        SETTINGS["strength"].check(self.larger_strength)
+        SETTINGS["strength"].kind.check(self.larger_strength, "larger_strength")
         return self
 
     def translated(self, name: str, tag: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """A checkpoint's `*.json` files, read through one schema with bounds.
 
 Each config reads the fields that shape the computation and refuses, by name, the values that belong
-to architectures outside Stable Diffusion 1.x, 2.x, XL and 3 and Z-Image. A field that is not here
-does not change the result.
+to architectures outside the families that are built here. A field that is not here does not change
+the result.
 """
 
 import contextlib
@@ -730,7 +730,7 @@ class PipelineConfig(Config):
 
 
 class TrainingConfig(Config):
-    """Values of `unet/config.json` that say how the network was trained."""
+    """Values of the denoiser's `config.json` that say how it was trained."""
 
     sample_size: Count | tuple[Count, Count] = 64  # latents along a side, or along both
 
@@ -946,6 +946,14 @@ class FlowSchedulerConfig(Config):
         "use_exponential_sigmas": (None, False),
         "use_beta_sigmas": (None, False),
         "prediction_type": (None, "flow_prediction"),
+        "rescale_betas_zero_snr": (None, False),
+        "time_shift_type": (None, "exponential"),
+        "algorithm_type": (None, "dpmsolver++"),
+        "solver_order": (None, 2),
+        "solver_type": (None, "midpoint", "bh2"),
+        "final_sigmas_type": (None, "zero"),
+        "predict_x0": (None, True),
+        "thresholding": (None, False),
     }
 
     @property

@@ -38,7 +38,7 @@ from sd_tpu.families.z_image import ZImage
 from sd_tpu.folders import cache_folder, keep_within
 from sd_tpu.reading import expanded
 from sd_tpu.sampling.samplers import default_sampler
-from sd_tpu.sampling.schedule import read_schedule
+from sd_tpu.sampling.schedule import FlowSchedule, read_schedule
 
 MAX_COMPILED_BYTES = 4 << 30  # of programs that are kept for the next start
 LEAVING_OUT = {CHECKER: "--no-safety-checker", T5: "--no-t5"}
@@ -63,6 +63,12 @@ class Checkpoint:
         """
         self.model, self.tokenizers, self.configs, self.card = model, tokenizers, configs, card
         self.schedule = read_schedule(configs["scheduler"], even_sigmas=model.even_sigmas)
+        if isinstance(self.schedule, FlowSchedule) != model.flow:
+            wanted = "flow matching" if model.flow else "noise by alphas_cumprod"
+            raise CheckpointError(
+                f"The scheduler {self.schedule.scheduler!r} does not fit a model that was trained "
+                f"by {wanted}."
+            )
         self.sampler, self.spacing = default_sampler(configs["scheduler"])
         height, width = TrainingConfig.from_dict(configs[model.denoiser]).size
         # Of the pictures it was trained on
@@ -275,11 +281,6 @@ class Checkpoint:
             folder / "model_index.json",
             {**self.model.model_index, "scheduler": ["diffusers", scheduler]},
         )
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The first encoder's."""
-        return next(iter(self.tokenizers.values()))
 
     def count(self, prompt: str, options: PromptOptions) -> Count:
         """Count a prompt's tokens, as `Model.count`."""

@@ -82,11 +82,11 @@ class TinyDecoder:
             CheckpointError: the checkpoint's latents are of another shape.
         """
         own, tiny = vae_config(configs["vae"]), TinyVAEConfig.from_dict(self.config)
-        if (own.latent_channels, own.downscale) != (tiny.latent_channels, tiny.downscale):
+        if (own.channels, own.downscale) != (tiny.channels, tiny.downscale):
             raise CheckpointError(
-                f"The decoder {self.name} takes latents of {tiny.latent_channels} channels at "
+                f"The decoder {self.name} takes latents of {tiny.channels} channels at "
                 f"1/{tiny.downscale} of the picture's size; this model's have "
-                f"{own.latent_channels} at 1/{own.downscale}."
+                f"{own.channels} at 1/{own.downscale}."
             )
         return {**configs, self.part: self.config}
 

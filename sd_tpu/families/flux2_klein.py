@@ -19,12 +19,11 @@ from sd_tpu.checkpoint.config import (
     Qwen3Config,
 )
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.latent_model import Arrays, check_whole
 from sd_tpu.families.qwen_model import QwenModel
 from sd_tpu.models import Flux2Transformer2DModel, Qwen3Model
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
 
-TRAINED = 64  # latents along a side of the pictures of training
 TAKEN = (9, 18, 27)  # after so many of the language model's layers
 TOKENS = 512  # of each text, padding among them, which counts
 
@@ -42,17 +41,11 @@ class Flux2Klein(QwenModel):
     text_config: Qwen3Config
     distilled: bool  # into few steps without guidance
 
-    denoiser: ClassVar = "transformer"
-    even_sigmas: ClassVar = True
+    trained: ClassVar = 64
     buckets: ClassVar = (TOKENS,)
     thinking: ClassVar = False
     whole: ClassVar = False
     pipelines: ClassVar = ("Flux2KleinPipeline",)
-    components: ClassVar = {
-        "text_encoder": "model",
-        "transformer": "diffusion_pytorch_model",
-        "vae": "diffusion_pytorch_model",
-    }
     index: ClassVar = {
         "_class_name": "Flux2KleinPipeline",
         "text_encoder": ["transformers", "Qwen3ForCausalLM"],
@@ -60,13 +53,7 @@ class Flux2Klein(QwenModel):
         "transformer": ["diffusers", "Flux2Transformer2DModel"],
         "vae": ["diffusers", "AutoencoderKLFlux2"],
     }
-    decoders: ClassVar = ("taef2",)
-
-    @staticmethod
-    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configs with the size of training, which no file says."""
-        transformer = {"sample_size": TRAINED, **configs["transformer"]}
-        return {**configs, "transformer": transformer}
+    decoders: ClassVar = ()  # those for it decode latents before they are patches
 
     @staticmethod
     def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +85,7 @@ class Flux2Klein(QwenModel):
         Raises:
             CheckpointError: a part is not supported, or the parts do not fit one another.
         """
-        if token_downsampling != 1:
-            raise CheckpointError("Token downsampling is for UNets; FLUX.2 has none.")
+        check_whole(token_downsampling)
         transformer = Flux2TransformerConfig.from_dict(configs["transformer"])
         text = Qwen3Config.from_dict(configs["text_encoder"])
         index = PipelineConfig.from_dict(configs["model_index"])
@@ -153,7 +139,8 @@ class Flux2Klein(QwenModel):
         The logarithm of the shift is that of Black Forest Labs' code, from a fit to two numbers of
         steps.
         """
-        assert isinstance(schedule, FlowSchedule)
+        if not (isinstance(schedule, FlowSchedule) and schedule.config.use_dynamic_shifting):
+            return schedule
         tokens = height * width // self.downscale**2
         by_200 = 0.00016927 * tokens + 0.45666666
         by_10 = 8.73809524e-05 * tokens + 1.89833333

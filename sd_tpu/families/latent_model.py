@@ -36,7 +36,7 @@ class LatentModel:
     vae: nnx.GraphDef
     vae_config: VAEConfig | TinyVAEConfig
     dtype: jnp.dtype
-    token_downsampling: int = 1  # of the denoiser's keys and values; 1 is exact
+    token_downsampling: int = 1  # of a UNet's keys and values; 1 is exact, and all that others have
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
 
@@ -46,6 +46,7 @@ class LatentModel:
     decoders: ClassVar[tuple[str, ...]]  # names of tiny decoders of its latents
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
     whole: ClassVar = True  # whether all parameters of a checkpoint are read
+    flow: ClassVar = False  # whether it was trained by flow matching
     even_sigmas: ClassVar = False  # of flow matching, instead of those of training
 
     @staticmethod
@@ -176,7 +177,7 @@ class LatentModel:
         raise NotImplementedError
 
     def cfg_scale(self, guidance: Any) -> Any:
-        """Return the scale of classifier-free guidance: 1, none, if the networks take the scale."""
+        """Return the scale of classifier-free guidance for what people ask for."""
         return guidance
 
     # --- on the devices -------------------------------------------------------------------------
@@ -206,3 +207,15 @@ def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
             return found
     supported = ", ".join(network.__name__ for network in AUTOENCODERS.values())
     raise CheckpointError(f"The autoencoder {name} is not supported; there are {supported}.")
+
+
+def with_defaults(configs: Mapping[str, Any], part: str, **defaults: Any) -> dict[str, Any]:
+    """Return configs in which a part's values that are missing or null are these."""
+    given = {name: value for name, value in configs[part].items() if value is not None}
+    return {**configs, part: {**configs[part], **defaults, **given}}
+
+
+def check_whole(token_downsampling: int) -> None:
+    """Raise CheckpointError for token downsampling, which takes the levels of a UNet."""
+    if token_downsampling != 1:
+        raise CheckpointError("Token downsampling is for models with a UNet.")

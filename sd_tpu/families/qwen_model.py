@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.families.latent_model import Arrays, LatentModel
+from sd_tpu.families.latent_model import Arrays, LatentModel, with_defaults
 from sd_tpu.families.prompt import without_loras
 from sd_tpu.families.qwen_tokenizer import QwenTokenizer
 from sd_tpu.families.text import DEFAULTS, Count, PromptOptions
@@ -25,8 +25,22 @@ class QwenModel(LatentModel):
 
     tokens: int = 0  # of each text, padding among them; 0 is the first of `buckets`
 
+    denoiser: ClassVar = "transformer"
+    flow: ClassVar = True
+    even_sigmas: ClassVar = True
+    components: ClassVar = {
+        "text_encoder": "model",
+        "transformer": "diffusion_pytorch_model",
+        "vae": "diffusion_pytorch_model",
+    }
+    trained: ClassVar[int]  # latents along a side of the pictures of training
     buckets: ClassVar[tuple[int, ...]]  # that programs are compiled for; longer texts are cut
     thinking: ClassVar[bool]  # whether the language model may think before it answers
+
+    @classmethod
+    def mended(cls, configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configs with the size of training, which no file says."""
+        return with_defaults(configs, "transformer", sample_size=cls.trained)
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:

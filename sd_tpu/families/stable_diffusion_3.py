@@ -19,7 +19,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.clip_model import ClipModel
-from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.latent_model import Arrays, check_whole, with_defaults
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.families.text import DEFAULTS, PromptOptions
@@ -49,6 +49,7 @@ class StableDiffusion3(ClipModel):
     text_config_2: ProjectedTextEncoderConfig
 
     denoiser: ClassVar = "transformer"
+    flow: ClassVar = True
     pipelines: ClassVar = (
         "StableDiffusion3Pipeline",
         "StableDiffusion3Img2ImgPipeline",
@@ -80,8 +81,14 @@ class StableDiffusion3(ClipModel):
 
     @staticmethod
     def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return diffusers' own numbers, as `LatentModel.defaults`."""
-        return {"steps": 28, "guidance": 7.0}
+        """Return diffusers' own numbers, as `LatentModel.defaults`; and less noise for what is
+        drawn larger, as its sigmas are shifted towards noise."""
+        return {"steps": 28, "guidance": 7.0, "larger_strength": 0.25}
+
+    @staticmethod
+    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configs with the transformer's defaults."""
+        return with_defaults(configs, "transformer", sample_size=128)
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
@@ -103,8 +110,7 @@ class StableDiffusion3(ClipModel):
         Raises:
             CheckpointError: a part is not supported, or the parts do not fit one another.
         """
-        if token_downsampling != 1:
-            raise CheckpointError("Token downsampling is for UNets; Stable Diffusion 3 has none.")
+        check_whole(token_downsampling)
         transformer = SD3TransformerConfig.from_dict(configs["transformer"])
         first = ProjectedTextEncoderConfig.from_dict(configs["text_encoder"])
         second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])

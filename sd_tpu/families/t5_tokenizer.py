@@ -21,8 +21,6 @@ class T5Tokenizer:
 
     def __init__(self, words: tokenizers.Tokenizer):
         """Wrap a tokenizer of the library, which from then on neither cuts nor fills up."""
-        words.no_truncation()
-        words.no_padding()
         self._words = words
 
     @classmethod

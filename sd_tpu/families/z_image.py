@@ -10,13 +10,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from sd_tpu.checkpoint.config import CheckpointError, Qwen3Config, ZImageTransformerConfig
+from sd_tpu.checkpoint.config import (
+    CheckpointError,
+    FlowSchedulerConfig,
+    Qwen3Config,
+    ZImageTransformerConfig,
+)
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.latent_model import Arrays, check_whole
 from sd_tpu.families.qwen_model import QwenModel
 from sd_tpu.models import Qwen3Model, ZImageTransformer2DModel
 
-TRAINED = 128  # latents along a side of the pictures of training
 TURBO_SHIFT = 3.0  # of the distilled model's sigmas; the other's are shifted by 6
 
 
@@ -33,16 +37,10 @@ class ZImage(QwenModel):
     transformer_config: ZImageTransformerConfig
     text_config: Qwen3Config
 
-    denoiser: ClassVar = "transformer"
-    even_sigmas: ClassVar = True
+    trained: ClassVar = 128
     buckets: ClassVar = (128, 512)
     thinking: ClassVar = True
     pipelines: ClassVar = ("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline")
-    components: ClassVar = {
-        "text_encoder": "model",
-        "transformer": "diffusion_pytorch_model",
-        "vae": "diffusion_pytorch_model",
-    }
     index: ClassVar = {
         "_class_name": "ZImagePipeline",
         "text_encoder": ["transformers", "Qwen3Model"],
@@ -53,16 +51,11 @@ class ZImage(QwenModel):
     decoders: ClassVar = ("taef1",)
 
     @staticmethod
-    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configs with the size of training, which no file says."""
-        transformer = {"sample_size": TRAINED, **configs["transformer"]}
-        return {**configs, "transformer": transformer}
-
-    @staticmethod
     def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the published numbers of the distilled model or of the other."""
-        turbo = (configs["scheduler"].get("shift") or TURBO_SHIFT) <= TURBO_SHIFT
-        return {"steps": 9, "guidance": 0.0} if turbo else {"steps": 50, "guidance": 4.0}
+        turbo = FlowSchedulerConfig.from_dict(configs["scheduler"]).constant_shift <= TURBO_SHIFT
+        own = {"steps": 9, "guidance": 0.0} if turbo else {"steps": 50, "guidance": 4.0}
+        return {**own, "larger_strength": 0.25}
 
     @classmethod
     def build(
@@ -79,8 +72,7 @@ class ZImage(QwenModel):
         Raises:
             CheckpointError: a part is not supported, or the parts do not fit one another.
         """
-        if token_downsampling != 1:
-            raise CheckpointError("Token downsampling is for UNets; Z-Image has none.")
+        check_whole(token_downsampling)
         transformer = ZImageTransformerConfig.from_dict(configs["transformer"])
         text = Qwen3Config.from_dict(configs["text_encoder"])
         autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
@@ -88,6 +80,11 @@ class ZImage(QwenModel):
             raise CheckpointError(
                 f"The text encoder gives states of {text.hidden_size}, the transformer takes "
                 f"{transformer.cap_feat_dim}."
+            )
+        if transformer.axes_lens[0] <= cls.buckets[-1] + 1:
+            raise CheckpointError(
+                f"The transformer has positions for {transformer.axes_lens[0]} tokens of text and "
+                f"the picture after them; it should have more than {cls.buckets[-1] + 1}."
             )
         if transformer.in_channels != vae.latent_channels:
             raise CheckpointError(

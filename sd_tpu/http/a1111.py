@@ -378,7 +378,8 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
 def _offer_lists(router: fastapi.APIRouter, engine: EngineClient) -> None:
     @router.get("/samplers")
     async def samplers() -> list[dict]:
-        return [{"name": a1111_name(key), "aliases": [key], "options": {}} for key in SAMPLERS]
+        taken = engine.catalog.samplers("")
+        return [{"name": a1111_name(key), "aliases": [key], "options": {}} for key in taken]
 
     @router.get("/schedulers")
     async def schedulers() -> list[dict]:

@@ -14,12 +14,17 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import Flux2TransformerConfig
-from sd_tpu.models.attention import attention
-from sd_tpu.models.layers import Heads, RMSNorm, layer_norm, linear
+from sd_tpu.models.layers import RMSNorm, TimestepEmbedding, linear, swiglu, timestep_encoding
 from sd_tpu.models.products import by_rows
-from sd_tpu.models.rotary import Rotation, rotate_pairs, rotation
-from sd_tpu.models.sd3_transformer import EPS, Modulation
-from sd_tpu.models.unet import timestep_encoding
+from sd_tpu.models.rotary import Rotation, rotation
+from sd_tpu.models.transformer_blocks import (
+    EPS,
+    AdaLayerNormContinuous,
+    JointAttention,
+    Modulation,
+    Modulations,
+    attend,
+)
 
 
 class Flux2Transformer2DModel(nnx.Module):
@@ -29,12 +34,11 @@ class Flux2Transformer2DModel(nnx.Module):
         self.config, self.dtype = config, dtype
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         width, outputs = config.width, config.out_channels or config.in_channels
-        self.time_guidance_embed = nnx.Dict(
-            {"timestep_embedder": TimestepEmbedder(config, **layer)}
-        )
-        self.double_stream_modulation_img = Modulations(width, 2, **layer)
-        self.double_stream_modulation_txt = Modulations(width, 2, **layer)
-        self.single_stream_modulation = Modulations(width, 1, **layer)
+        embedding = TimestepEmbedding(config.timestep_guidance_channels, width, bias=False, **layer)
+        self.time_guidance_embed = nnx.Dict({"timestep_embedder": embedding})
+        self.double_stream_modulation_img = Modulations(width, 2, bias=False, **layer)
+        self.double_stream_modulation_txt = Modulations(width, 2, bias=False, **layer)
+        self.single_stream_modulation = Modulations(width, 1, bias=False, **layer)
         self.x_embedder = linear(config.in_channels, width, bias=False, **layer)
         self.context_embedder = linear(config.joint_attention_dim, width, bias=False, **layer)
         self.transformer_blocks = nnx.List(
@@ -43,7 +47,7 @@ class Flux2Transformer2DModel(nnx.Module):
         self.single_transformer_blocks = nnx.List(
             [SingleBlock(config, **layer) for _ in range(config.num_single_layers)]
         )
-        self.norm_out = FinalNorm(width, **layer)
+        self.norm_out = AdaLayerNormContinuous(width, bias=False, **layer)
         self.proj_out = linear(width, outputs, bias=False, **layer)
 
     def __call__(
@@ -62,7 +66,9 @@ class Flux2Transformer2DModel(nnx.Module):
         """
         batch, height, width, channels = x.shape
         words = text.shape[1]
-        condition = self.time_guidance_embed["timestep_embedder"](timesteps)
+        time = timestep_encoding(timesteps, self.config.timestep_guidance_channels)
+        embedded = self.time_guidance_embed["timestep_embedder"](time.astype(self.dtype))
+        condition = nnx.silu(embedded)
         of_picture = self.double_stream_modulation_img(condition)
         of_text = self.double_stream_modulation_txt(condition)
         (of_tokens,) = self.single_stream_modulation(condition)
@@ -91,53 +97,14 @@ def _picture_positions(height: int, width: int) -> jax.Array:
     return jnp.pad(grid.T, ((0, 0), (1, 1)))
 
 
-class TimestepEmbedder(nnx.Module):
-    """Two dense layers on the sinusoids of a timestep, and the SiLU that all modulations begin
-    with."""
-
-    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
-        layer: dict[str, Any] = dict(bias=False, dtype=dtype, rngs=rngs)
-        self.sinusoids, self.dtype = config.timestep_guidance_channels, dtype
-        self.linear_1 = linear(self.sinusoids, config.width, **layer)
-        self.linear_2 = linear(config.width, config.width, **layer)
-
-    def __call__(self, timesteps: jax.Array) -> jax.Array:
-        """[B] -> [B, width]."""
-        x = timestep_encoding(timesteps, self.sinusoids, flip_sin_to_cos=True, freq_shift=0)
-        return nnx.silu(self.linear_2(nnx.silu(self.linear_1(x.astype(self.dtype)))))
-
-
-class Modulations(nnx.Module):
-    """The modulations of some layers, for every block of a kind."""
-
-    def __init__(self, width: int, layers: int, *, dtype, rngs: nnx.Rngs):
-        self.layers = layers
-        self.linear = linear(width, 3 * layers * width, bias=False, dtype=dtype, rngs=rngs)
-
-    def __call__(self, condition: jax.Array) -> list[Modulation]:
-        """Condition [B, width] -> those of attention and, if it is apart, of feed-forward."""
-        parts = jnp.split(self.linear(condition)[:, None], 3 * self.layers, axis=-1)
-        return [Modulation(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
-
-
-class FinalNorm(nnx.Module):
-    """A layer norm that is scaled and shifted as a condition says."""
-
-    def __init__(self, width: int, *, dtype, rngs: nnx.Rngs):
-        self.linear = linear(width, 2 * width, bias=False, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array, condition: jax.Array) -> jax.Array:
-        """x [B, N, width], condition [B, width] -> like x."""
-        scale, shift = jnp.split(self.linear(condition)[:, None], 2, axis=-1)
-        return layer_norm(x, EPS, 1 + scale.astype(jnp.float32), shift)
-
-
 class DoubleBlock(nnx.Module):
     """Joint attention of picture and text, and a feed-forward layer for either."""
 
     def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        self.attn = JointAttention(config, **layer)
+        self.attn = JointAttention(
+            config.width, config.num_attention_heads, EPS, bias=False, **layer
+        )
         self.ff = FeedForward(config, **layer)
         self.ff_context = FeedForward(config, **layer)
 
@@ -159,34 +126,6 @@ class DoubleBlock(nnx.Module):
         return x, text
 
 
-class JointAttention(Heads):
-    """Attention of picture and text to both, each with projections of its own."""
-
-    def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
-        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        width, size = config.width, config.attention_head_dim
-        super().__init__(width, config.num_attention_heads, EPS, bias=False, **layer)
-        self.add_q_proj = linear(width, width, bias=False, **layer)
-        self.add_k_proj = linear(width, width, bias=False, **layer)
-        self.add_v_proj = linear(width, width, bias=False, **layer)
-        self.to_add_out = linear(width, width, bias=False, **layer)
-        self.norm_added_q = RMSNorm(size, EPS, **layer)
-        self.norm_added_k = RMSNorm(size, EPS, **layer)
-
-    def __call__(self, x: jax.Array, text: jax.Array, by: Rotation) -> tuple[jax.Array, jax.Array]:
-        """x [B, N, width], text [B, T, width], by [1, T + N, pairs] -> like x, like text."""
-        added = (
-            self.norm_added_q.by_head(self.add_q_proj(text), self.heads),
-            self.norm_added_k.by_head(self.add_k_proj(text), self.heads),
-            self.add_v_proj(text),
-        )
-        pairs = zip(added, self.projected(x), strict=True)
-        q, k, v = (jnp.concatenate(pair, axis=1) for pair in pairs)
-        q, k = (rotate_pairs(each, by, self.heads) for each in (q, k))
-        rest, attended = jnp.split(attention(q, k, v, self.heads), [text.shape[1]], axis=1)
-        return self.to_out[0](attended), self.to_add_out(rest)
-
-
 class FeedForward(nnx.Module):
     """SwiGLU and a dense layer."""
 
@@ -197,14 +136,9 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., width] -> the same."""
-        return by_rows(lambda x: self.linear_out(_gated(self.linear_in(x))), x)
-
-
-def _gated(x: jax.Array) -> jax.Array:
-    """Scale the second half by the SiLU of the first (SwiGLU, Shazeer 2020, arXiv:2002.05202):
-    [..., 2 * C] -> [..., C]."""
-    gate, value = jnp.split(x, 2, axis=-1)
-    return nnx.silu(gate.astype(jnp.float32)).astype(x.dtype) * value
+        return by_rows(
+            lambda x: self.linear_out(swiglu(*jnp.split(self.linear_in(x), 2, axis=-1))), x
+        )
 
 
 class SingleBlock(nnx.Module):
@@ -235,7 +169,7 @@ class ParallelAttention(nnx.Module):
         """x [B, N, width], by [1, N, pairs] -> like x."""
         ends = [number * x.shape[-1] for number in (1, 2, 3)]
         q, k, v, inside = jnp.split(self.to_qkv_mlp_proj(x), ends, axis=-1)
-        q = rotate_pairs(self.norm_q.by_head(q, self.heads), by, self.heads)
-        k = rotate_pairs(self.norm_k.by_head(k, self.heads), by, self.heads)
-        attended = attention(q, k, v, self.heads)
-        return self.to_out(jnp.concatenate([attended, _gated(inside)], axis=-1))
+        q, k = self.norm_q.by_head(q, self.heads), self.norm_k.by_head(k, self.heads)
+        attended = attend(q, k, v, self.heads, by)
+        fed = swiglu(*jnp.split(inside, 2, axis=-1))
+        return self.to_out(jnp.concatenate([attended, fed], axis=-1))

@@ -1,4 +1,4 @@
-"""Layers that the UNet, the autoencoder and the text encoder share. Images are NHWC.
+"""Layers that networks share. Images are NHWC.
 
 `dtype` is that of the parameters and of the arithmetic around them; statistics of norms and the
 softmax of attention are always float32.
@@ -257,44 +257,40 @@ class ResnetBlock(nnx.Module):
         return h + (self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x)
 
 
-class Heads(nnx.Module):
-    """Queries, keys and values of tokens, the first two normed by head with `norm_eps` unless it is
-    None (Henry et al. 2020, arXiv:2010.04245), and the projection of what is attended."""
+def timestep_encoding(
+    timesteps: jax.Array, size: int, flip_sin_to_cos: bool = True, freq_shift: int = 0
+) -> jax.Array:
+    """Sinusoids of a timestep (Ho et al. 2020, arXiv:2006.11239): [B] -> [B, size] float32."""
+    half = size // 2
+    frequencies = jnp.exp(-jnp.log(10000.0) * jnp.arange(half) / (half - freq_shift))
+    angles = timesteps.astype(jnp.float32)[:, None] * frequencies
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    return jnp.concatenate((cos, sin) if flip_sin_to_cos else (sin, cos), axis=-1)
+
+
+class TimestepEmbedding(nnx.Module):
+    """Two dense layers on the sinusoids, to which a projected condition may be added."""
 
     def __init__(
         self,
-        channels: int,
-        heads: int,
-        norm_eps: float | None,
+        inputs: int,
+        outputs: int,
+        condition: int | None = None,
         *,
         bias: bool = True,
         dtype,
         rngs: nnx.Rngs,
     ):
-        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        self.heads = heads
-        self.to_q = linear(channels, channels, bias=bias, **layer)
-        self.to_k = linear(channels, channels, bias=bias, **layer)
-        self.to_v = linear(channels, channels, bias=bias, **layer)
-        self.to_out = nnx.List([linear(channels, channels, bias=bias, **layer)])
-        self.norm_q = head_norm(channels // heads, norm_eps, **layer)
-        self.norm_k = head_norm(channels // heads, norm_eps, **layer)
+        self.linear_1 = linear(inputs, outputs, bias=bias, dtype=dtype, rngs=rngs)
+        self.linear_2 = linear(outputs, outputs, bias=bias, dtype=dtype, rngs=rngs)
+        if condition is not None:
+            self.cond_proj = linear(condition, inputs, bias=False, dtype=dtype, rngs=rngs)
 
-    def projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [B, N, channels] -> q, k and v like x."""
-        q = normed_by_head(self.norm_q, self.to_q(x), self.heads)
-        k = normed_by_head(self.norm_k, self.to_k(x), self.heads)
-        return q, k, self.to_v(x)
-
-
-def head_norm(size: int, eps: float | None, **layer: Any) -> RMSNorm | None:
-    """Return a norm of heads of `size` channels, or None if eps is."""
-    return None if eps is None else RMSNorm(size, eps, **layer)
-
-
-def normed_by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:
-    """x [B, N, heads * size] -> like x, itself where there is no norm."""
-    return x if norm is None else norm.by_head(x, heads)
+    def __call__(self, x: jax.Array, condition: jax.Array | None = None) -> jax.Array:
+        """x [B, inputs], condition [B, condition] or None -> [B, outputs]."""
+        if condition is not None:
+            x = x + self.cond_proj(condition)
+        return self.linear_2(nnx.silu(self.linear_1(x)))
 
 
 class ImagePrompt(NamedTuple):
@@ -361,6 +357,16 @@ def gelu(x: jax.Array) -> jax.Array:
     """
     wide = x.astype(jnp.float32)
     return (0.5 * wide * (1 + lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+
+
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """Take the tanh form of GELU in float32; keeps the dtype of x."""
+    return nnx.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
+
+
+def swiglu(gate: jax.Array, x: jax.Array) -> jax.Array:
+    """Scale x by the float32 SiLU of a gate like it (Shazeer 2020, arXiv:2002.05202)."""
+    return nnx.silu(gate.astype(jnp.float32)).astype(gate.dtype) * x
 
 
 ACTIVATIONS = {"gelu": gelu, "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x)}

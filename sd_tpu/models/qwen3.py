@@ -6,14 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from sd_tpu.checkpoint.config import Qwen3Config
 from sd_tpu.models.layers import RMSNorm, linear
-
-Rotation = tuple[np.ndarray, np.ndarray]  # cosines and sines [T, head_dim]
+from sd_tpu.models.rotary import Rotation, rotate_halves, text_rotation
 
 
 class Qwen3Model(nnx.Module):
@@ -54,10 +52,10 @@ class Qwen3Model(nnx.Module):
             Of each [B, T, hidden_size], transformers' `hidden_states`.
         """
         x = self.embed_tokens(ids)
-        rotation = _rotation(ids.shape[1], self.config.head_dim, self.config.rope_theta)
+        by = text_rotation(ids.shape[1], self.config.head_dim, self.config.rope_theta)
         states = []
         for number, layer in enumerate(self.layers[: taken[-1]], 1):
-            x = layer(x, rotation, lengths)
+            x = layer(x, by, lengths)
             if number in taken:
                 states.append(x)
         return states
@@ -73,9 +71,9 @@ class DecoderLayer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **layer)
         self.mlp = MLP(config, **layer)
 
-    def __call__(self, x: jax.Array, rotation: Rotation, lengths: jax.Array | None) -> jax.Array:
-        """x [B, T, hidden_size], cosines and sines [T, head_dim], lengths [B] -> like x."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, lengths)
+    def __call__(self, x: jax.Array, by: Rotation, lengths: jax.Array | None) -> jax.Array:
+        """x [B, T, hidden_size], by [T, head_dim / 2], lengths [B] -> like x."""
+        x = x + self.self_attn(self.input_layernorm(x), by, lengths)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -94,14 +92,14 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(self.size, config.rms_norm_eps, **layer)
         self.k_norm = RMSNorm(self.size, config.rms_norm_eps, **layer)
 
-    def __call__(self, x: jax.Array, rotation: Rotation, lengths: jax.Array | None) -> jax.Array:
-        """x [B, T, hidden_size], cosines and sines [T, head_dim], lengths [B] -> like x."""
+    def __call__(self, x: jax.Array, by: Rotation, lengths: jax.Array | None) -> jax.Array:
+        """x [B, T, hidden_size], by [T, head_dim / 2], lengths [B] -> like x."""
 
         def heads(x: jax.Array) -> jax.Array:
             return x.reshape(*x.shape[:2], -1, self.size)
 
-        q = _rotated(self.q_norm(heads(self.q_proj(x))), rotation)
-        k = _rotated(self.k_norm(heads(self.k_proj(x))), rotation)
+        q = rotate_halves(self.q_norm(heads(self.q_proj(x))), by)
+        k = rotate_halves(self.k_norm(heads(self.k_proj(x))), by)
         out = jax.nn.dot_product_attention(
             q, k, heads(self.v_proj(x)), is_causal=True, key_value_seq_lengths=lengths
         )
@@ -120,20 +118,3 @@ class MLP(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., hidden_size] -> the same."""
         return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def _rotation(length: int, size: int, theta: float) -> Rotation:
-    """Return the cosines and sines [T, size] float32 of rotary positions, halves alike
-    (Su et al. 2021, arXiv:2104.09864)."""
-    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-    frequencies = (1 / theta**exponents).astype(np.float32)
-    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
-    angles = np.concatenate([angles, angles], axis=1)
-    return np.cos(angles), np.sin(angles)
-
-
-def _rotated(x: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotate the pairs of channels i and i + size / 2 of x [B, T, heads, size]: like x."""
-    cos, sin = (table[:, None].astype(x.dtype) for table in rotation)
-    first, second = jnp.split(x, 2, axis=-1)
-    return x * cos + jnp.concatenate([-second, first], axis=-1) * sin

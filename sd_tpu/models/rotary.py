@@ -18,8 +18,8 @@ BITS = 12  # of a frequency's coarse part: its product with a position below 409
 class Rotation(NamedTuple):
     """Cosines and sines of angles by which pairs of channels turn, each [..., pairs] float32."""
 
-    cos: jax.Array
-    sin: jax.Array
+    cos: jax.Array | np.ndarray
+    sin: jax.Array | np.ndarray
 
 
 def rotation(positions: jax.Array, sizes: Sequence[int], theta: float) -> Rotation:
@@ -44,6 +44,23 @@ def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
     coarse = np.ldexp(np.round(np.ldexp(mantissa, BITS)), exponent - BITS)
     fine = frequencies - coarse
     return positions * coarse.astype(np.float32) + positions * fine.astype(np.float32)
+
+
+def text_rotation(length: int, size: int, theta: float) -> Rotation:
+    """Return how a text's tokens turn, with frequencies of float32 as in transformers: [T, pairs]
+    of heads of `size` channels."""
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+    frequencies = (1 / theta**exponents).astype(np.float32)
+    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
+    return Rotation(np.cos(angles), np.sin(angles))
+
+
+def rotate_halves(x: jax.Array, by: Rotation) -> jax.Array:
+    """Turn channels i and i + size / 2 of each head of x [B, T, heads, size] in its dtype; `by` is
+    what `text_rotation` gives."""
+    cos, sin = (np.tile(each, 2)[:, None].astype(x.dtype) for each in by)
+    first, second = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
 
 def rotate_pairs(x: jax.Array, by: Rotation, heads: int) -> jax.Array:

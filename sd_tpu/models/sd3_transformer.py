@@ -1,7 +1,7 @@
 """The transformer of Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206): tokens of
 the text and of the picture have weights of their own and attend to each other."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,17 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import SD3TransformerConfig
-from sd_tpu.models.attention import attention
-from sd_tpu.models.layers import Heads, conv, head_norm, layer_norm, linear, normed_by_head
-from sd_tpu.models.products import by_rows
-from sd_tpu.models.unet import TimestepEmbedding, timestep_encoding
+from sd_tpu.models.layers import TimestepEmbedding, conv, linear, timestep_encoding
+from sd_tpu.models.transformer_blocks import (
+    EPS,
+    GELU,
+    AdaLayerNormContinuous,
+    FeedForward,
+    JointAttention,
+    Modulations,
+    SelfAttention,
+)
 
-EPS = 1e-6  # of every norm
 SINUSOIDS = 256  # of a timestep
 
 
@@ -114,7 +119,7 @@ class TimestepTextEmbedding(nnx.Module):
 
     def __call__(self, timesteps: jax.Array, pooled: jax.Array) -> jax.Array:
         """timesteps [B], pooled [B, pooled_projection_dim] -> [B, width]."""
-        time = timestep_encoding(timesteps, SINUSOIDS, flip_sin_to_cos=True, freq_shift=0)
+        time = timestep_encoding(timesteps, SINUSOIDS)
         return self.timestep_embedder(time.astype(pooled.dtype)) + self.text_embedder(pooled)
 
 
@@ -125,17 +130,18 @@ class JointTransformerBlock(nnx.Module):
     def __init__(self, config: SD3TransformerConfig, number: int, *, dtype, rngs: nnx.Rngs):
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         width, last = config.width, number == config.num_layers - 1
+        heads = width, config.num_attention_heads, EPS if config.qk_norm else None
         dual = number in config.dual_attention_layers
-        self.norm1 = AdaLayerNormZero(width, 3 if dual else 2, **layer)
-        self.attn = JointAttention(config, last=last, **layer)
+        self.norm1 = Modulations(width, 3 if dual else 2, **layer)
+        self.attn = JointAttention(*heads, last=last, **layer)
         if dual:
-            self.attn2 = SelfAttention(*_heads(config), **layer)
-        self.ff = FeedForward(width, **layer)
+            self.attn2 = SelfAttention(*heads, **layer)
+        self.ff = FeedForward(width, GELU, **layer)
         if last:
             self.norm1_context = AdaLayerNormContinuous(width, **layer)
         else:
-            self.norm1_context = AdaLayerNormZero(width, 2, **layer)
-            self.ff_context = FeedForward(width, **layer)
+            self.norm1_context = Modulations(width, 2, **layer)
+            self.ff_context = FeedForward(width, GELU, **layer)
 
     def __call__(
         self, x: jax.Array, text: jax.Array, condition: jax.Array
@@ -154,119 +160,3 @@ class JointTransformerBlock(nnx.Module):
             change += alone.gate * self.attn2(alone.norm(x))
         x = x + change
         return x + feed.gate * self.ff(feed.norm(x)), text
-
-
-class Modulation(NamedTuple):
-    """Shift, scale and gate that a condition gives a normed layer, each [B, 1, width]."""
-
-    shift: jax.Array
-    scale: jax.Array
-    gate: jax.Array
-
-    def norm(self, x: jax.Array) -> jax.Array:
-        """Return the layer's input: x [B, N, width] -> like x."""
-        return _modulated(x, self.shift, self.scale)
-
-
-def _modulated(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
-    return layer_norm(x, EPS, 1 + scale.astype(jnp.float32), shift)
-
-
-class AdaLayerNormZero(nnx.Module):
-    """The modulations of some layers (adaLN-Zero, Peebles and Xie 2022, arXiv:2212.09748)."""
-
-    def __init__(self, width: int, layers: int, *, dtype, rngs: nnx.Rngs):
-        self.layers = layers
-        self.linear = linear(width, 3 * layers * width, dtype=dtype, rngs=rngs)
-
-    def __call__(self, condition: jax.Array) -> list[Modulation]:
-        """Condition [B, width] -> those of attention, feed-forward and, if any, more attention."""
-        parts = jnp.split(self.linear(condition)[:, None], 3 * self.layers, axis=-1)
-        return [Modulation(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
-
-
-class AdaLayerNormContinuous(nnx.Module):
-    """A layer norm that is scaled and shifted as a condition says."""
-
-    def __init__(self, width: int, *, dtype, rngs: nnx.Rngs):
-        self.linear = linear(width, 2 * width, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array, condition: jax.Array) -> jax.Array:
-        """x [B, N, width], condition [B, width] -> like x."""
-        scale, shift = jnp.split(self.linear(condition)[:, None], 2, axis=-1)
-        return _modulated(x, shift, scale)
-
-
-def _heads(config: SD3TransformerConfig) -> tuple[int, int, float | None]:
-    """Return channels and heads of attention, and eps of the heads' norms if they are normed."""
-    return config.width, config.num_attention_heads, EPS if config.qk_norm else None
-
-
-class SelfAttention(Heads):
-    """Attention of the picture to itself."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [B, N, width] -> like x."""
-        return self.to_out[0](attention(*self.projected(x), self.heads))
-
-
-class JointAttention(Heads):
-    """Attention of picture and text to both, each with projections of its own."""
-
-    def __init__(self, config: SD3TransformerConfig, *, last: bool, dtype, rngs: nnx.Rngs):
-        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        width, heads, eps = _heads(config)
-        super().__init__(width, heads, eps, **layer)
-        self.add_q_proj = linear(width, width, **layer)
-        self.add_k_proj = linear(width, width, **layer)
-        self.add_v_proj = linear(width, width, **layer)
-        if not last:
-            self.to_add_out = linear(width, width, **layer)
-        self.norm_added_q = head_norm(config.attention_head_dim, eps, **layer)
-        self.norm_added_k = head_norm(config.attention_head_dim, eps, **layer)
-
-    def __call__(self, x: jax.Array, text: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x [B, N, width], text [B, L, width] -> like x, like text.
-
-        The latter is not projected in the last block, where nothing follows for it.
-        """
-        added = (
-            normed_by_head(self.norm_added_q, self.add_q_proj(text), self.heads),
-            normed_by_head(self.norm_added_k, self.add_k_proj(text), self.heads),
-            self.add_v_proj(text),
-        )
-        pairs = zip(self.projected(x), added, strict=True)
-        q, k, v = (jnp.concatenate(pair, axis=1) for pair in pairs)
-        attended, rest = jnp.split(attention(q, k, v, self.heads), [x.shape[1]], axis=1)
-        if hasattr(self, "to_add_out"):
-            rest = self.to_add_out(rest)
-        return self.to_out[0](attended), rest
-
-
-class FeedForward(nnx.Module):
-    """Two dense layers around a GELU, with four times the channels inside."""
-
-    def __init__(self, channels: int, *, dtype, rngs: nnx.Rngs):
-        # Checkpoints number the layers of a PyTorch Sequential; its number 1 is a dropout.
-        self.net = nnx.Dict(
-            {
-                "0": GELU(channels, 4 * channels, dtype=dtype, rngs=rngs),
-                "2": linear(4 * channels, channels, dtype=dtype, rngs=rngs),
-            }
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., C] -> [..., C]."""
-        return by_rows(lambda x: self.net["2"](self.net["0"](x)), x)
-
-
-class GELU(nnx.Module):
-    """A dense layer and the tanh form of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
-
-    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
-        self.proj = linear(inputs, outputs, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., inputs] -> [..., outputs]."""
-        x = self.proj(x)
-        return nnx.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from sd_tpu.checkpoint.config import T5Config
-from sd_tpu.models.layers import RMSNorm, linear
+from sd_tpu.models.layers import RMSNorm, gelu_tanh, linear
 
 
 class T5EncoderModel(nnx.Module):
@@ -178,9 +178,7 @@ class GatedFeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., d_model] -> the same in float32."""
-        gate = nnx.gelu(self.wi_0(x).astype(jnp.float32), approximate=True)
-        hidden = self.wi_1(x)
-        return _wide(self.wo, gate.astype(hidden.dtype) * hidden)
+        return _wide(self.wo, gelu_tanh(self.wi_0(x)) * self.wi_1(x))
 
 
 def _wide(layer: nnx.Linear, x: jax.Array) -> jax.Array:

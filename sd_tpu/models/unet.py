@@ -11,20 +11,21 @@ from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import UNetConfig
 from sd_tpu.models.layers import (
-    ACTIVATIONS,
     Attention,
     Downsample,
     GroupNorm,
     ImagePrompt,
     LayerNorm,
     ResnetBlock,
+    TimestepEmbedding,
     Upsample,
     conv,
     linear,
     pointwise,
+    timestep_encoding,
 )
 from sd_tpu.models.platform import row_major
-from sd_tpu.models.products import by_rows
+from sd_tpu.models.transformer_blocks import FeedForward
 
 Added = Mapping[str, Any]  # arrays, or trees of them
 Control = Sequence[jax.Array]  # added to the outputs of the way down, and last to the middle's
@@ -270,17 +271,6 @@ def _token_steps(config: UNetConfig, token_downsampling: int) -> list[int]:
     ]
 
 
-def timestep_encoding(
-    timesteps: jax.Array, size: int, flip_sin_to_cos: bool, freq_shift: int
-) -> jax.Array:
-    """Sinusoids of a timestep (Ho et al. 2020, arXiv:2006.11239): [B] -> [B, size] float32."""
-    half = size // 2
-    frequencies = jnp.exp(-jnp.log(10000.0) * jnp.arange(half) / (half - freq_shift))
-    angles = timesteps.astype(jnp.float32)[:, None] * frequencies
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
-    return jnp.concatenate((cos, sin) if flip_sin_to_cos else (sin, cos), axis=-1)
-
-
 def guidance_encoding(guidance: jax.Array, size: int) -> jax.Array:
     """Sinusoids of a guidance scale, for a UNet that was distilled with guidance: [B] -> [B, size]
     float32.
@@ -289,24 +279,6 @@ def guidance_encoding(guidance: jax.Array, size: int) -> jax.Array:
     people set.
     """
     return timestep_encoding(1000 * guidance, size, flip_sin_to_cos=False, freq_shift=1)
-
-
-class TimestepEmbedding(nnx.Module):
-    """Two dense layers on the sinusoids, to which a projected condition may be added."""
-
-    def __init__(
-        self, inputs: int, outputs: int, condition: int | None = None, *, dtype, rngs: nnx.Rngs
-    ):
-        self.linear_1 = linear(inputs, outputs, dtype=dtype, rngs=rngs)
-        self.linear_2 = linear(outputs, outputs, dtype=dtype, rngs=rngs)
-        if condition is not None:
-            self.cond_proj = linear(condition, inputs, bias=False, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array, condition: jax.Array | None = None) -> jax.Array:
-        """x [B, inputs], condition [B, condition] or None -> [B, outputs]."""
-        if condition is not None:
-            x = x + self.cond_proj(condition)
-        return self.linear_2(nnx.silu(self.linear_1(x)))
 
 
 class Block(nnx.Module):
@@ -454,32 +426,3 @@ class TransformerBlock(nnx.Module):
             return x
         pixels = x.reshape(batch, height, tokens // height, channels)
         return pixels[:, ::step, ::step].reshape(batch, -1, channels)
-
-
-class FeedForward(nnx.Module):
-    """GEGLU (Shazeer 2020, arXiv:2002.05202) with four times the channels inside."""
-
-    def __init__(self, channels: int, *, dtype, rngs: nnx.Rngs):
-        # Checkpoints number the layers of a PyTorch Sequential; its number 1 is a dropout.
-        self.net = nnx.Dict(
-            {
-                "0": GEGLU(channels, 4 * channels, dtype=dtype, rngs=rngs),
-                "2": linear(4 * channels, channels, dtype=dtype, rngs=rngs),
-            }
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., C] -> [..., C]."""
-        return by_rows(lambda x: self.net["2"](self.net["0"](x)), x)
-
-
-class GEGLU(nnx.Module):
-    """A dense layer of which one half gates the other."""
-
-    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
-        self.proj = linear(inputs, 2 * outputs, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., inputs] -> [..., outputs]."""
-        x, gate = jnp.split(self.proj(x), 2, axis=-1)
-        return x * ACTIVATIONS["gelu"](gate)

@@ -13,16 +13,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Real
 
 from sd_tpu.checkpoint.config import ZImageTransformerConfig
-from sd_tpu.models.attention import attention
-from sd_tpu.models.layers import Heads, RMSNorm, layer_norm, linear
+from sd_tpu.models.layers import RMSNorm, linear, swiglu, timestep_encoding
 from sd_tpu.models.products import by_rows
-from sd_tpu.models.rotary import Rotation, rotate_pairs, rotation
-from sd_tpu.models.unet import timestep_encoding
+from sd_tpu.models.rotary import Rotation, rotation
+from sd_tpu.models.transformer_blocks import SelfAttention, modulated
 
 PATCH = 2  # latents along a side
 PATCHES = f"{PATCH}-1"  # and in time: what layers of patches are called in files
 MULTIPLE = 32  # to which tokens of the picture and of the text are filled up
-HEAD_EPS, LAST_EPS = 1e-5, 1e-6
+HEAD_EPS = 1e-5
 SINUSOIDS, TIME_WIDTH = 256, 1024  # of a timestep
 
 
@@ -163,7 +162,7 @@ class TimestepEmbedder(nnx.Module):
 
     def __call__(self, timesteps: jax.Array) -> jax.Array:
         """[B] -> [B, condition_dim]."""
-        x = timestep_encoding(timesteps, SINUSOIDS, flip_sin_to_cos=True, freq_shift=0)
+        x = timestep_encoding(timesteps, SINUSOIDS)
         return self.mlp["2"](nnx.silu(self.mlp["0"](x.astype(self.dtype))))
 
 
@@ -209,18 +208,8 @@ class Block(nnx.Module):
         return 1 + scale, jnp.tanh(gate), 1 + feed_scale, jnp.tanh(feed_gate)
 
 
-class SelfAttention(Heads):
-    """Attention of tokens to those that count, by their content and positions."""
-
-    def __call__(self, x: jax.Array, by: Rotation, keys: jax.Array | None) -> jax.Array:
-        """x [B, N, dim], keys [B] or None for all -> like x."""
-        q, k, v = self.projected(x)
-        q, k = (rotate_pairs(each, by, self.heads) for each in (q, k))
-        return self.to_out[0](attention(q, k, v, self.heads, keys=keys))
-
-
 class FeedForward(nnx.Module):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202) and a dense layer."""
+    """SwiGLU and a dense layer."""
 
     def __init__(self, channels: int, inside: int, *, dtype, rngs: nnx.Rngs):
         layer: dict[str, Any] = dict(bias=False, dtype=dtype, rngs=rngs)
@@ -230,11 +219,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., channels] -> the same."""
-        return by_rows(lambda x: self.w2(_silu(self.w1(x)) * self.w3(x)), x)
-
-
-def _silu(x: jax.Array) -> jax.Array:
-    return nnx.silu(x.astype(jnp.float32)).astype(x.dtype)
+        return by_rows(lambda x: self.w2(swiglu(self.w1(x), self.w3(x))), x)
 
 
 class FinalLayer(nnx.Module):
@@ -248,5 +233,5 @@ class FinalLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, condition: jax.Array) -> jax.Array:
         """x [B, N, dim], condition [B, condition_dim] -> [B, N, outputs]."""
-        scale = self.adaLN_modulation["1"](nnx.silu(condition))[:, None].astype(jnp.float32)
-        return self.linear(layer_norm(x, LAST_EPS, 1 + scale, jnp.zeros(1)))
+        scale = self.adaLN_modulation["1"](nnx.silu(condition))[:, None]
+        return self.linear(modulated(x, jnp.zeros(1), scale))

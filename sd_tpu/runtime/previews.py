@@ -10,6 +10,7 @@ from jaxtyping import Float, UInt8
 
 SHRINK = 4  # times that a preview's sides are shorter than the picture's, if not more
 SAMPLES = 512  # latents that a map is fitted to: some times the 9 * 16 + 1 that determine a pixel
+AROUND = 32  # channels of latents up to which a pixel depends on the neighbours, too
 RIDGE = 1e-2  # of the unit variance of latents: as much noise is taken to be in them
 
 
@@ -27,7 +28,8 @@ def sample_latents(count: int, shape: tuple[int, int, int]) -> Float[np.ndarray,
 class LatentPreview:
     """A map from latents [h, w, C] to a small picture.
 
-    Each latent with its neighbours becomes a square patch.
+    Each latent with its neighbours becomes a square patch; those of many channels, which are
+    patches already, alone.
     """
 
     def __init__(self, weights: Float[np.ndarray, "features pixels"]):
@@ -58,10 +60,11 @@ class LatentPreview:
 
 
 def _features(latents: Float[np.ndarray, "h w C"]) -> Float[np.ndarray, "hw features"]:
-    """Return each latent with its eight neighbours, and a 1."""
+    """Return each latent with its eight neighbours, or alone if it has many channels, and a 1."""
     h, w, channels = latents.shape
+    one = np.ones((h * w, 1), np.float32)
+    if channels > AROUND:
+        return np.concatenate([latents.reshape(h * w, channels), one], axis=1)
     around = np.pad(latents, ((1, 1), (1, 1), (0, 0)), mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(around, (3, 3), axis=(0, 1))
-    return np.concatenate(
-        [windows.reshape(h * w, 9 * channels), np.ones((h * w, 1), np.float32)], axis=1
-    )
+    return np.concatenate([windows.reshape(h * w, 9 * channels), one], axis=1)

@@ -448,15 +448,7 @@ def make_table(
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"Sampler {sampler!r} is unknown; there are {', '.join(SAMPLERS)}.")
-    methods, total = samplers_for(schedule), schedule.total
-    if sampler not in methods:
-        raise SentenceError(
-            "{sampler} is not for this model, which was trained by flow matching; there are "
-            "{known}.",
-            sampler=SAMPLERS[sampler].label,
-            known=", ".join(method.label for method in methods.values()),
-        )
-    method = methods[sampler]
+    method, total = _method(sampler, schedule), schedule.total
     if not 1 <= steps <= total:
         raise SentenceError(
             "{sampler} takes 1 to {total} steps, not {steps}.",
@@ -537,8 +529,24 @@ def with_forecasts(table: Table, skipped: Bool[np.ndarray, " R"]) -> Table:
 
 
 def spacing_taken(sampler: str, schedule: Schedule, spacing: str | None) -> str:
-    """Return the spacing that a sampler takes, if asked for this one or for none."""
-    return _spacings(samplers_for(schedule)[sampler], schedule, spacing)[0]
+    """Return the spacing that a sampler takes, if asked for this one or for none.
+
+    Raises:
+        ValueError: the schedule cannot be sampled so.
+    """
+    return _spacings(_method(sampler, schedule), schedule, spacing)[0]
+
+
+def _method(sampler: str, schedule: Schedule) -> Sampler:
+    methods = samplers_for(schedule)
+    if sampler not in methods:
+        raise SentenceError(
+            "{sampler} is not for this model, which was trained by flow matching; there are "
+            "{known}.",
+            sampler=SAMPLERS[sampler].label,
+            known=", ".join(method.label for method in methods.values()),
+        )
+    return methods[sampler]
 
 
 def _spacings(method: Sampler, schedule: Schedule, spacing: str | None) -> tuple[str, str]:
@@ -546,7 +554,12 @@ def _spacings(method: Sampler, schedule: Schedule, spacing: str | None) -> tuple
     flow matching, which has no choice."""
     if isinstance(schedule, FlowSchedule):
         if spacing:
-            raise ValueError(f"By flow matching {method.label} has no {spacing!r} spacing.")
+            raise SentenceError(
+                "{sampler} has no {spacing} spacing for this model, which was trained by flow "
+                "matching: leave the spacing to it.",
+                sampler=method.label,
+                spacing=spacing,
+            )
         return "", ""
     times = schedule.config.timestep_spacing
     if times not in method.spacings:

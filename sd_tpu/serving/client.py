@@ -395,10 +395,15 @@ class EngineClient(abc.ABC):
         )
 
     def as_drawn(self, request: Request) -> Request:
-        """Resolve a request of opened models as its files record it, with nothing left open."""
-        return self.resolver.named(request).explicit(
-            lambda picture: self.catalog.opened(picture.model).checkpoint.schedule
-        )
+        """Resolve a request of opened models as its files record it, with nothing left open.
+
+        Raises:
+            RequestError: a model does not take what is asked for.
+        """
+        with as_request_errors():
+            return self.resolver.named(request).explicit(
+                lambda picture: self.catalog.opened(picture.model).checkpoint.schedule
+            )
 
 
 class ModelOptions(TypedDict, total=False):

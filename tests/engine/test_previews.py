@@ -91,7 +91,7 @@ def test_the_last_preview_is_close_to_the_picture(engine):
     ]
     found = np.corrcoef(np.ravel(small), np.ravel([previews[index] for index in range(4)]))[0, 1]
     print(f"previews | correlation with the pictures | {found:.3f}")
-    assert previews[0].shape == (32, 32, 3) and found > 0.85
+    assert previews[0].shape == (64, 64, 3) and found > 0.85
 
 
 def test_it_is_fitted_when_first_shown_if_its_parameters_came_after_the_programs(engine):

@@ -2,7 +2,6 @@
 
 import importlib
 
-import diffusers
 import jax
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from benchmarks.report import count_compilations
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.flux2_klein import Flux2Klein
-from sd_tpu.models import AutoencoderKLFlux2
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import FLOW_SAMPLERS
 from sd_tpu.serving.engine import Engine
@@ -103,7 +101,7 @@ def test_the_autoencoder_is_that_of_diffusers(loaded):
     reference, engine = loaded
     _, params = Checkpoint.from_pretrained(engine.checkpoint.parameters.source)
     model = engine.checkpoint.model
-    assert model.downscale == 8 and isinstance(AutoencoderKLFlux2, type)
+    assert model.downscale == 8
     picture = 2 * (PHOTO.astype(np.float32) / 255) - 1
     ours = np.asarray(model.encode(params, picture))
     with torch.no_grad():
@@ -179,4 +177,3 @@ def test_parts_that_do_not_fit_are_refused_by_what_differs(loaded):
             Flux2Klein.build(changed, np.float32)
     with pytest.raises(CheckpointError, match="Token downsampling"):
         Flux2Klein.build(configs, np.float32, token_downsampling=2)
-    assert diffusers.Flux2KleinPipeline.__name__ in Flux2Klein.pipelines

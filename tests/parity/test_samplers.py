@@ -224,7 +224,9 @@ def test_what_flow_matching_does_not_have_is_refused_by_name():
     schedule = read_schedule(flow_config("euler", 3.0))
     with pytest.raises(SentenceError, match=r"DDIM is not for this model.*Euler, Heun"):
         make_table("ddim", schedule, 4)
-    with pytest.raises(ValueError, match="no 'karras' spacing"):
+    with pytest.raises(SentenceError, match="DDIM is not for this model"):
+        spacing_taken("ddim", schedule, None)
+    with pytest.raises(SentenceError, match="Euler has no karras spacing for this model"):
         make_table("euler", schedule, 4, spacing="karras")
     assert spacing_taken("euler", schedule, None) == ""
     with pytest.raises(CheckpointError, match="shift_terminal"):

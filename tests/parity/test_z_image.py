@@ -1,5 +1,6 @@
 """Z-Image: the language model and pictures against PyTorch's, files, and what is refused."""
 
+import dataclasses
 import importlib
 import json
 
@@ -54,6 +55,12 @@ def _write_lora(reference, file) -> None:
         tensors[f"{name}.lora_A.weight"] = torch.randn(4, linear.in_features) / 4
         tensors[f"{name}.lora_B.weight"] = torch.randn(linear.out_features, 4) / 4
     save_file(tensors, file)
+    # as the original code has them
+    other = {
+        f"diffusion_model.layers.0.attention.qkv.lora_{each}.weight": torch.ones(4, 4)
+        for each in "AB"
+    }
+    save_file(other, file.with_name("kohya.safetensors"))
 
 
 def drawn(engine: Engine, **values) -> list[np.ndarray]:
@@ -245,6 +252,7 @@ def test_what_it_does_not_have_is_refused_by_name(loaded):
     _, engine = loaded
     for values, sentence in (
         (dict(sampler="ddim"), "DDIM is not for this model"),
+        (dict(prompts=["a <lora:kohya:1>"]), "does not fit this model.*in PEFT's names"),
         (dict(clip_skip=2), "Clip skip is for models whose prompts CLIP reads"),
         (dict(height=1024, width=32), "at most 512x512"),
     ):
@@ -256,6 +264,27 @@ def test_what_it_does_not_have_is_refused_by_name(loaded):
         ZImage.build(changed, np.float32)
     with pytest.raises(CheckpointError, match="Token downsampling"):
         ZImage.build(configs, np.float32, token_downsampling=2)
+    few = {**configs["transformer"], "axes_lens": [512, 64, 64]}
+    with pytest.raises(CheckpointError, match="positions for 512 tokens of text"):
+        ZImage.build({**configs, "transformer": few}, np.float32)
+
+
+def test_a_scheduler_for_another_kind_of_noise_is_refused(loaded):
+    _, engine = loaded
+    there = engine.checkpoint
+    noise = {"_class_name": "DDIMScheduler", "beta_start": 0.1, "beta_end": 0.2}
+    configs = {**there.configs, "scheduler": {**noise, "beta_schedule": "linear"}}
+    with pytest.raises(CheckpointError, match=r"'DDIMScheduler' does not fit.*by flow matching"):
+        Checkpoint(there.model, there.tokenizers, configs, there.card)
+
+
+def test_a_link_of_another_models_picture_says_what_is_not_for_this_one(loaded):
+    _, engine = loaded
+    request = Request.check(ASKED, engine.catalog)
+    for changes in ({"sampler": "ddim"}, {"spacing": "karras"}):
+        picture = dataclasses.replace(request.picture(0), **changes)
+        with pytest.raises(RequestError, match="trained by flow matching"):
+            engine.as_drawn(Request((picture,)))
 
 
 def test_what_is_saved_is_read_again_here_and_by_pytorch(loaded, tmp_path):
@@ -274,7 +303,7 @@ def test_what_is_saved_is_read_again_here_and_by_pytorch(loaded, tmp_path):
 @pytest.mark.parametrize("shift, steps, guidance", [(3.0, 9, 0.0), (6.0, 50, 4.0)])
 def test_the_distilled_model_and_the_other_begin_with_their_own_settings(shift, steps, guidance):
     defaults = ZImage.defaults({"scheduler": {"shift": shift}})
-    assert defaults == {"steps": steps, "guidance": guidance}
+    assert defaults == {"steps": steps, "guidance": guidance, "larger_strength": 0.25}
 
 
 def test_a_mask_keeps_what_is_black(loaded):

@@ -1,0 +1,211 @@
+"""Parts of transformers: modulations by a condition, attention with heads that may be normed and
+turned by positions, and feed-forward layers."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sd_tpu.models.attention import attention
+from sd_tpu.models.layers import RMSNorm, gelu, gelu_tanh, layer_norm, linear
+from sd_tpu.models.products import by_rows
+from sd_tpu.models.rotary import Rotation, rotate_pairs
+
+EPS = 1e-6  # of the norms of what is modulated, and of most heads
+
+
+def modulated(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
+    """Normalize x [B, N, width], times 1 + scale, plus shift, each [B, 1, width]: like x."""
+    return layer_norm(x, EPS, 1 + scale.astype(jnp.float32), shift)
+
+
+class Modulation(NamedTuple):
+    """Shift, scale and gate that a condition gives a normed layer, each [B, 1, width]."""
+
+    shift: jax.Array
+    scale: jax.Array
+    gate: jax.Array
+
+    def norm(self, x: jax.Array) -> jax.Array:
+        """Return the layer's input: x [B, N, width] -> like x."""
+        return modulated(x, self.shift, self.scale)
+
+
+class Modulations(nnx.Module):
+    """The modulations of some layers (adaLN-Zero, Peebles and Xie 2022, arXiv:2212.09748)."""
+
+    def __init__(self, width: int, layers: int, *, bias: bool = True, dtype, rngs: nnx.Rngs):
+        self.layers = layers
+        self.linear = linear(width, 3 * layers * width, bias=bias, dtype=dtype, rngs=rngs)
+
+    def __call__(self, condition: jax.Array) -> list[Modulation]:
+        """Condition [B, width] -> those of attention, feed-forward and, if any, more attention."""
+        parts = jnp.split(self.linear(condition)[:, None], 3 * self.layers, axis=-1)
+        return [Modulation(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
+
+
+class AdaLayerNormContinuous(nnx.Module):
+    """A layer norm that is scaled and shifted as a condition says."""
+
+    def __init__(self, width: int, *, bias: bool = True, dtype, rngs: nnx.Rngs):
+        self.linear = linear(width, 2 * width, bias=bias, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, condition: jax.Array) -> jax.Array:
+        """x [B, N, width], condition [B, width] -> like x."""
+        scale, shift = jnp.split(self.linear(condition)[:, None], 2, axis=-1)
+        return modulated(x, shift, scale)
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    heads: int,
+    by: Rotation | None = None,
+    keys: jax.Array | None = None,
+) -> jax.Array:
+    """Attend after turning q and k [B, N, heads * size] by their positions, if `by` says how.
+
+    Everything else is as in `attention`.
+    """
+    if by is not None:
+        q, k = (rotate_pairs(each, by, heads) for each in (q, k))
+    return attention(q, k, v, heads, keys=keys)
+
+
+class Heads(nnx.Module):
+    """Queries, keys and values of tokens, the first two normed by head with `norm_eps` unless it is
+    None (Henry et al. 2020, arXiv:2010.04245), and the projection of what is attended."""
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        norm_eps: float | None,
+        *,
+        bias: bool = True,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        self.heads = heads
+        self.to_q = linear(channels, channels, bias=bias, **layer)
+        self.to_k = linear(channels, channels, bias=bias, **layer)
+        self.to_v = linear(channels, channels, bias=bias, **layer)
+        self.to_out = nnx.List([linear(channels, channels, bias=bias, **layer)])
+        self.norm_q = head_norm(channels // heads, norm_eps, **layer)
+        self.norm_k = head_norm(channels // heads, norm_eps, **layer)
+
+    def projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x [B, N, channels] -> q, k and v like x."""
+        q = normed_by_head(self.norm_q, self.to_q(x), self.heads)
+        k = normed_by_head(self.norm_k, self.to_k(x), self.heads)
+        return q, k, self.to_v(x)
+
+
+def head_norm(size: int, eps: float | None, **layer: Any) -> RMSNorm | None:
+    """Return a norm of heads of `size` channels, or None if eps is."""
+    return None if eps is None else RMSNorm(size, eps, **layer)
+
+
+def normed_by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:
+    """x [B, N, heads * size] -> like x, itself where there is no norm."""
+    return x if norm is None else norm.by_head(x, heads)
+
+
+class SelfAttention(Heads):
+    """Attention of tokens to each other, or to those of them that count."""
+
+    def __call__(
+        self, x: jax.Array, by: Rotation | None = None, keys: jax.Array | None = None
+    ) -> jax.Array:
+        """x [B, N, channels], keys [B] or None for all -> like x."""
+        return self.to_out[0](attend(*self.projected(x), self.heads, by, keys))
+
+
+class JointAttention(Heads):
+    """Attention of picture and text to both, each with projections of its own."""
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        norm_eps: float | None,
+        *,
+        last: bool = False,
+        bias: bool = True,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        super().__init__(channels, heads, norm_eps, bias=bias, **layer)
+        self.add_q_proj = linear(channels, channels, bias=bias, **layer)
+        self.add_k_proj = linear(channels, channels, bias=bias, **layer)
+        self.add_v_proj = linear(channels, channels, bias=bias, **layer)
+        if not last:
+            self.to_add_out = linear(channels, channels, bias=bias, **layer)
+        self.norm_added_q = head_norm(channels // heads, norm_eps, **layer)
+        self.norm_added_k = head_norm(channels // heads, norm_eps, **layer)
+
+    def __call__(
+        self, x: jax.Array, text: jax.Array, by: Rotation | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """x [B, N, channels], text [B, L, channels], by [1, L + N, pairs] -> like x, like text.
+
+        The latter is not projected in the last block, where nothing follows for it.
+        """
+        added = (
+            normed_by_head(self.norm_added_q, self.add_q_proj(text), self.heads),
+            normed_by_head(self.norm_added_k, self.add_k_proj(text), self.heads),
+            self.add_v_proj(text),
+        )
+        # Sums depend on the order: as in diffusers, the text is first where positions count.
+        order = 1 if by is None else -1
+        first, second = (self.projected(x), added)[::order]
+        q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
+        both = jnp.split(attend(q, k, v, self.heads, by), [first[0].shape[1]], axis=1)
+        attended, rest = both[::order]
+        if hasattr(self, "to_add_out"):
+            rest = self.to_add_out(rest)
+        return self.to_out[0](attended), rest
+
+
+class GEGLU(nnx.Module):
+    """A dense layer of which one half gates the other (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
+        self.proj = linear(inputs, 2 * outputs, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., inputs] -> [..., outputs]."""
+        x, gate = jnp.split(self.proj(x), 2, axis=-1)
+        return x * gelu(gate)
+
+
+class GELU(nnx.Module):
+    """A dense layer and the tanh form of GELU."""
+
+    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
+        self.proj = linear(inputs, outputs, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., inputs] -> [..., outputs]."""
+        return gelu_tanh(self.proj(x))
+
+
+class FeedForward(nnx.Module):
+    """Two layers with four times the channels inside, the first of them GEGLU or GELU."""
+
+    def __init__(self, channels: int, first=GEGLU, *, dtype, rngs: nnx.Rngs):
+        # Checkpoints number the layers of a PyTorch Sequential; its number 1 is a dropout.
+        self.net = nnx.Dict(
+            {
+                "0": first(channels, 4 * channels, dtype=dtype, rngs=rngs),
+                "2": linear(4 * channels, channels, dtype=dtype, rngs=rngs),
+            }
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., C] -> [..., C]."""
+        return by_rows(lambda x: self.net["2"](self.net["0"](x)), x)
