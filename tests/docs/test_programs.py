@@ -67,7 +67,7 @@ def server(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[SimpleNam
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = f"--api --port {port} --no-history --max-pixels 65536 --devices 1"
+    flags = f"--api --port {port} --no-history --max-pixels 262144 --devices 1"
     paths = ["--model", checkpoints["sd1"], "--controlnet", folder / "lines"]
     process = subprocess.Popen(
         [sys.executable, "app.py", *flags.split(), *paths],

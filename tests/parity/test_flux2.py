@@ -62,6 +62,7 @@ def theirs(reference, engine, monkeypatch, index=0, size=(SIDE, SIDE), **values)
     return np.round(images[0] * 255).astype(int)
 
 
+@pytest.mark.slow("compiles each kind")
 def test_two_prompts_of_different_lengths_are_drawn_as_by_pytorch(loaded, monkeypatch):
     reference, engine = loaded
     ours = drawn(engine)
@@ -87,6 +88,7 @@ def test_the_shift_is_that_of_the_pipeline(loaded, tokens, steps):
     assert schedule.shift == pytest.approx(np.exp(module.compute_empirical_mu(tokens, steps)))
 
 
+@pytest.mark.slow("draws twice")
 def test_guidance_counts_for_the_base_model_alone(loaded):
     reference, engine = loaded
     strong, weak = drawn(engine, guidance=6.0), drawn(engine, guidance=1.0)
@@ -97,6 +99,7 @@ def test_guidance_counts_for_the_base_model_alone(loaded):
     assert (card.steps, card.guidance) == (steps, guidance)
 
 
+@pytest.mark.slow("reads and compiles")
 def test_the_autoencoder_is_that_of_diffusers(loaded):
     reference, engine = loaded
     _, params = Checkpoint.from_pretrained(engine.checkpoint.parameters.source)

@@ -62,7 +62,7 @@ def test_clip_skip_ends_where_there_are_no_more_layers(sd1, skip):
 
 def test_plain_inputs_are_those_of_a_prompt_without_grammar(sd1):
     pipeline, _ = sd1
-    plain = pipeline.model.plain_inputs(*pipeline.tokenizer(["a cat", "ugly"]))
+    plain = pipeline.model.plain_inputs(*pipeline.tokenizers["tokenizer"](["a cat", "ugly"]))
     jax.tree.map(np.testing.assert_array_equal, plain, pipeline.prompt_inputs("a cat", "ugly"))
 
 
