@@ -45,14 +45,14 @@ from sd_tpu.families.ip_adapter import IPAdapter
 from sd_tpu.families.latent_diffusion import LatentDiffusion
 from sd_tpu.models import tiles
 from sd_tpu.pictures.inputs import Input
-from sd_tpu.request import LARGER_STRENGTH, Request, larger
+from sd_tpu.request import Request, larger
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import REFERENCE_PICTURE
 from sd_tpu.sampling.samplers import steps_taken
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
-from sd_tpu.settings import MAX_PROMPTS
+from sd_tpu.settings import LARGER_STRENGTH, MAX_PROMPTS
 
 CONTESTANTS = cpu.OURS, cpu.PYTORCH, cpu.CHANNELS_LAST  # those that need nothing more
 PLAIN, START, MASK, CONTROLLED, REFERRING = KINDS = (
@@ -377,7 +377,8 @@ def _larger_peak(folder: Path, size: int, times: int, steps: int, most: int) -> 
         {"prompts": [cpu.PROMPT], "steps": steps, "seed": 0}, engine.catalog
     ).pictures
     if times > 1:
-        picture = dataclasses.replace(larger(picture, side, side), init_image=start.name)
+        again = larger(picture, side, side, LARGER_STRENGTH)
+        picture = dataclasses.replace(again, init_image=start.name)
     job = engine.submit(Request((picture,)), previews=False, inputs={start.name: start})
     seconds = seconds_of(lambda: list(job.events()))
     tiling = engine.catalog.tiling(picture)
