@@ -19,7 +19,7 @@ from sd_tpu.checkpoint.config import (
     Qwen3Config,
 )
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families.latent_model import Arrays, check_whole
+from sd_tpu.families.latent_model import Arrays, check_channels, check_whole
 from sd_tpu.families.qwen_model import QwenModel
 from sd_tpu.models import Flux2Transformer2DModel, Qwen3Model
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
@@ -96,11 +96,7 @@ class Flux2Klein(QwenModel):
                 f"The text encoder's {text.num_hidden_layers} layers give {width} numbers a token, "
                 f"the transformer takes {transformer.joint_attention_dim} of its first {TAKEN[-1]}."
             )
-        if {transformer.in_channels, transformer.out_channels} != {vae.channels}:
-            raise CheckpointError(
-                f"The transformer takes {transformer.in_channels} channels and gives "
-                f"{transformer.out_channels}, the autoencoder's latents have {vae.channels}."
-            )
+        check_channels(transformer.in_channels, transformer.out_channels, vae)
         encoder = architecture(Qwen3Model, text, layers=TAKEN[-1], dtype=dtype)
         return cls.joined(
             {

@@ -219,3 +219,21 @@ def check_whole(token_downsampling: int) -> None:
     """Raise CheckpointError for token downsampling, which takes the levels of a UNet."""
     if token_downsampling != 1:
         raise CheckpointError("Token downsampling is for models with a UNet.")
+
+
+def check_channels(takes: int, gives: int | None, vae: VAEConfig | TinyVAEConfig) -> None:
+    """Check that a transformer takes and gives latents of an autoencoder.
+
+    Args:
+        takes: the channels of the transformer's input.
+        gives: those of its output.
+        vae: the autoencoder's config.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if {takes, gives} != {vae.channels}:
+        raise CheckpointError(
+            f"The transformer takes {takes} channels and gives {gives}, the autoencoder's latents "
+            f"have {vae.channels}."
+        )

@@ -19,7 +19,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.clip_model import ClipModel
-from sd_tpu.families.latent_model import Arrays, check_whole, with_defaults
+from sd_tpu.families.latent_model import Arrays, check_channels, check_whole, with_defaults
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.families.text import DEFAULTS, PromptOptions
@@ -131,11 +131,7 @@ class StableDiffusion3(ClipModel):
                     f"{transformer.joint_attention_dim}."
                 )
         _check(transformer, width, first.projection_dim + second.projection_dim)
-        if {transformer.in_channels, transformer.out_channels} != {vae.latent_channels}:
-            raise CheckpointError(
-                f"The transformer takes {transformer.in_channels} channels and gives "
-                f"{transformer.out_channels}, the autoencoder's latents have {vae.latent_channels}."
-            )
+        check_channels(transformer.in_channels, transformer.out_channels, vae)
         return cls.joined(
             parts,
             transformer_config=transformer,

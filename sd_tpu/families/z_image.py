@@ -17,7 +17,7 @@ from sd_tpu.checkpoint.config import (
     ZImageTransformerConfig,
 )
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families.latent_model import Arrays, check_whole
+from sd_tpu.families.latent_model import Arrays, check_channels, check_whole
 from sd_tpu.families.qwen_model import QwenModel
 from sd_tpu.models import Qwen3Model, ZImageTransformer2DModel
 
@@ -86,11 +86,7 @@ class ZImage(QwenModel):
                 f"The transformer has positions for {transformer.axes_lens[0]} tokens of text and "
                 f"the picture after them; it should have more than {cls.buckets[-1] + 1}."
             )
-        if transformer.in_channels != vae.latent_channels:
-            raise CheckpointError(
-                f"The transformer takes {transformer.in_channels} channels, the autoencoder's "
-                f"latents have {vae.latent_channels}."
-            )
+        check_channels(transformer.in_channels, transformer.in_channels, vae)
         return cls.joined(
             {
                 "text_encoder": architecture(Qwen3Model, text, dtype=dtype),

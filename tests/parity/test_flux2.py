@@ -1,5 +1,6 @@
 """FLUX.2 klein: pictures against PyTorch's, files, and what is refused."""
 
+import functools
 import importlib
 
 import jax
@@ -14,13 +15,13 @@ from sd_tpu.families.flux2_klein import Flux2Klein
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import FLOW_SAMPLERS
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import ImageReady
+from tests.support import pictures
 from tests.support.flux2 import make_pipeline
-from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike
+from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike, pictures_of
 
 PROMPTS = ["a cat", "a red fox (with [brackets] and 1:1.5) and Häuser, 猫, 🦊"]
 ASKED = dict(prompts=PROMPTS, seed=3, steps=4, guidance=3.0)
-GIVEN = {each.name: each for each in (START, HOLE)}
+drawn = functools.partial(pictures.drawn, asked=ASKED)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["distilled", "base"])
@@ -32,12 +33,6 @@ def loaded(request, tmp_path_factory):
     engine = Engine.open(folder / "model", devices=1, size=(SIDE, SIDE))
     yield reference, engine
     engine.close()
-
-
-def drawn(engine: Engine, **values) -> list[np.ndarray]:
-    job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=GIVEN)
-    pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
-    return [pictures[index] for index in sorted(pictures)]
 
 
 def theirs(reference, engine, monkeypatch, index=0, size=(SIDE, SIDE), **values) -> np.ndarray:
@@ -135,15 +130,10 @@ def test_slots_of_a_batch_do_not_tell_that_others_are_there(loaded):
     ]
     prompts = [f"{word} {PROMPTS[index % 2]}" for index, word in enumerate("abcdefgh")]
     request = Request.check({**ASKED, "prompts": prompts, "own": own}, engine.catalog)
-    together, compiled = pictures_of(engine, request), count_compilations()
+    together, compiled = pictures_of(engine.submit(request)), count_compilations()
     for index in (0, 4, 7):
-        assert np.array_equal(together[index], pictures_of(engine, request.only(index))[0])
+        assert np.array_equal(together[index], pictures_of(engine.submit(request.only(index)))[0])
     assert compiled() == 0
-
-
-def pictures_of(engine: Engine, request: Request) -> dict[int, np.ndarray]:
-    events = engine.submit(request).events()
-    return {event.index: event.pixels for event in events if isinstance(event, ImageReady)}
 
 
 def test_ids_are_those_of_the_chat_template_without_thinking(loaded):

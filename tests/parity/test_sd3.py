@@ -1,5 +1,6 @@
 """Stable Diffusion 3 and 3.5: pictures against PyTorch's, files, and what is refused."""
 
+import functools
 import importlib
 import json
 import shutil
@@ -19,14 +20,14 @@ from sd_tpu.families.stable_diffusion_3 import StableDiffusion3
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import FLOW_SAMPLERS
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import RequestError
-from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike
+from tests.support import pictures
+from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike, pictures_of
 from tests.support.sd3 import make_pipeline
 
 PROMPTS = ["a cat", "a red fox on the left of a very small house, at night, in the style of Klee"]
 ASKED = dict(prompts=PROMPTS, seed=3, steps=6, guidance=4.0, negative_prompt="fog")
-GIVEN = {each.name: each for each in (START, HOLE)}
+drawn = functools.partial(pictures.drawn, asked=ASKED)
 CASES = {
     "SD 3 without T5": ("SD 3", False),
     "SD 3.5 medium without T5": ("SD 3.5 medium", False),
@@ -56,12 +57,6 @@ def _write_lora(reference, file) -> None:
         tensors[f"{name}.lora_A.weight"] = torch.randn(4, linear.in_features) / 4
         tensors[f"{name}.lora_B.weight"] = torch.randn(linear.out_features, 4) / 4
     save_file(tensors, file)
-
-
-def drawn(engine: Engine, **values) -> list[np.ndarray]:
-    job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=GIVEN)
-    pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
-    return [pictures[index] for index in sorted(pictures)]
 
 
 def theirs(reference, engine, monkeypatch, index=0, kind="", size=(SIDE, SIDE), **values):
@@ -162,16 +157,11 @@ def test_slots_of_a_batch_do_not_tell_that_others_are_there(loaded):
     ]
     prompts = [f"{word} {PROMPTS[index % 2]}" for index, word in enumerate("abcdefgh")]
     request = Request.check({**ASKED, "prompts": prompts, "own": overrides}, engine.catalog)
-    together, compiled = pictures_of(engine, request), count_compilations()
+    together, compiled = pictures_of(engine.submit(request)), count_compilations()
     for index in (0, 4, 7):
-        alone = pictures_of(engine, request.only(index))
+        alone = pictures_of(engine.submit(request.only(index)))
         assert np.array_equal(together[index], alone[0])
     assert compiled() == 0
-
-
-def pictures_of(engine: Engine, request: Request) -> dict[int, np.ndarray]:
-    events = engine.submit(request).events()
-    return {event.index: event.pixels for event in events if isinstance(event, ImageReady)}
 
 
 def test_what_it_does_not_have_is_refused_by_name(loaded):

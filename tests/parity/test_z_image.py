@@ -1,6 +1,7 @@
 """Z-Image: the language model and pictures against PyTorch's, files, and what is refused."""
 
 import dataclasses
+import functools
 import importlib
 import json
 
@@ -24,14 +25,14 @@ from sd_tpu.models import Qwen3Model
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import FLOW_SAMPLERS
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import RequestError
-from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike
+from tests.support import pictures
+from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike, pictures_of
 from tests.support.z_image import make_pipeline
 
 PROMPTS = ["a cat", "a red fox (with [brackets] and 1:1.5) and Häuser, 猫, 🦊"]
 ASKED = dict(prompts=PROMPTS, seed=3, steps=5, guidance=0.0, negative_prompt="fog")
-GIVEN = {each.name: each for each in (START, HOLE)}
+drawn = functools.partial(pictures.drawn, asked=ASKED)
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +62,6 @@ def _write_lora(reference, file) -> None:
         for each in "AB"
     }
     save_file(other, file.with_name("kohya.safetensors"))
-
-
-def drawn(engine: Engine, **values) -> list[np.ndarray]:
-    job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=GIVEN)
-    pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
-    return [pictures[index] for index in sorted(pictures)]
 
 
 def theirs(
@@ -222,15 +217,10 @@ def test_slots_of_a_batch_do_not_tell_that_others_are_there(loaded):
     ]
     prompts = [f"{word} {PROMPTS[index % 2]}" for index, word in enumerate("abcdefgh")]
     request = Request.check({**ASKED, "prompts": prompts, "own": own}, engine.catalog)
-    together, compiled = pictures_of(engine, request), count_compilations()
+    together, compiled = pictures_of(engine.submit(request)), count_compilations()
     for index in (0, 4, 7):
-        assert np.array_equal(together[index], pictures_of(engine, request.only(index))[0])
+        assert np.array_equal(together[index], pictures_of(engine.submit(request.only(index)))[0])
     assert compiled() == 0
-
-
-def pictures_of(engine: Engine, request: Request) -> dict[int, np.ndarray]:
-    events = engine.submit(request).events()
-    return {event.index: event.pixels for event in events if isinstance(event, ImageReady)}
 
 
 def test_a_lora_of_peft_changes_the_picture_as_in_pytorch(loaded, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import ImageReady
+from sd_tpu.serving.job import ImageReady, Job
 from tests.support import tiny
 
 SIDE = 32
@@ -55,12 +55,17 @@ def opened(reference, folder):
     shutil.rmtree(folder)
 
 
-def drawn(engine: Engine, given=GIVEN, **values) -> list[np.ndarray]:
-    job = engine.submit(Request.check({**ASKED, **values}, engine.catalog), inputs=given)
-    pictures = {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
+def drawn(engine: Engine, given=GIVEN, asked=ASKED, **values) -> list[np.ndarray]:
+    job = engine.submit(Request.check({**asked, **values}, engine.catalog), inputs=given)
+    pictures = pictures_of(job)
     return [pictures[index] for index in sorted(pictures)]
 
 
 def assert_alike(ours: np.ndarray, reference: np.ndarray) -> None:
     assert ours.std() > 2
     assert np.mean(np.abs(ours.astype(int) - reference) <= 2) >= 0.995
+
+
+def pictures_of(job: Job) -> dict[int, np.ndarray]:
+    """Wait for a job's pictures, uint8 [H, W, 3] by index."""
+    return {e.index: e.pixels for e in job.events() if isinstance(e, ImageReady)}
