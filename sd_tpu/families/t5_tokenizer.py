@@ -20,7 +20,7 @@ class T5Tokenizer:
     """A checkpoint's T5 tokenizer."""
 
     def __init__(self, words: tokenizers.Tokenizer):
-        """Wrap a tokenizer of the library, which from then on neither cuts nor fills up."""
+        """Wrap a tokenizer of `read_words`, which neither cuts nor fills up."""
         self._words = words
 
     @classmethod
