@@ -305,16 +305,21 @@ class SafetyCheckerConfig(Config):
         return super().from_dict(config | {"vision_config": VisionEncoderConfig.from_dict(vision)})
 
 
-class ProjectedTextEncoderConfig(TextEncoderConfig):
-    """`text_encoder_2/config.json` of a CLIPTextModelWithProjection."""
+class PooledTextEncoderConfig(TextEncoderConfig):
+    """`text_encoder/config.json` of a CLIPTextModel whose output at the end of a text is taken."""
 
-    projection_dim: Count = 512
     eos_token_id: Annotated[int, Field(ge=0)] = 49407
 
     def canonical(self) -> Self:
         """Replace an end token that is the last by 2, as in configs before transformers 4.31."""
         is_last = self.eos_token_id == self.vocab_size - 1
         return self.model_copy(update={"eos_token_id": 2}) if is_last else self
+
+
+class ProjectedTextEncoderConfig(PooledTextEncoderConfig):
+    """`text_encoder_2/config.json` of a CLIPTextModelWithProjection."""
+
+    projection_dim: Count = 512
 
 
 BlockType = Literal["CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"]
@@ -669,40 +674,32 @@ class ZImageTransformerConfig(Config):
         return min(self.dim, 256)
 
 
-class Flux2TransformerConfig(Config):
-    """`transformer/config.json` of a Flux2Transformer2DModel, as FLUX.2 klein has it."""
+class _FluxConfig(Config):
+    """Blocks of FLUX.1 and FLUX.2."""
 
-    in_channels: Count = 128
+    in_channels: Count
     out_channels: Count | None = None  # null is in_channels
-    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 8
-    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 48
+    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
+    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
     attention_head_dim: Count = 128
-    num_attention_heads: Count = 48
-    joint_attention_dim: Count = 15360
-    timestep_guidance_channels: Even = 256
-    mlp_ratio: Annotated[float, Field(ge=1, le=64)] = 3.0
-    axes_dims_rope: Axes = (32, 32, 32, 32)  # channels of a head by time, row, column and text
-    rope_theta: Positive = 2000.0
-    guidance_embeds: bool = True
+    num_attention_heads: Count
+    joint_attention_dim: Count
+    guidance_embeds: bool
+    axes_dims_rope: Axes  # channels of a head by axis
 
-    _supported: ClassVar = {"patch_size": (None, 1), "eps": (None, 1e-6)}
+    _axes: ClassVar[tuple[str, ...]]  # of positions
 
     @pydantic.model_validator(mode="after")
-    def _can_be_built(self) -> Self:
-        if self.guidance_embeds:
+    def _axes_fill_the_heads(self) -> Self:
+        sizes, (*most, last) = self.axes_dims_rope, self._axes
+        if len(sizes) != len(self._axes) or any(size % 2 for size in sizes):
             raise ValueError(
-                "guidance_embeds=True is not supported; expected False, as in FLUX.2 klein. "
-                "FLUX.2 [dev], whose network is given the guidance scale, is not built here."
+                f"axes_dims_rope={list(sizes)} should be {len(self._axes)} even numbers: of "
+                f"{', of '.join(most)} and of {last}."
             )
-        odd = any(size % 2 for size in self.axes_dims_rope)
-        if odd or len(self.axes_dims_rope) != 4:
+        if sum(sizes) != self.attention_head_dim:
             raise ValueError(
-                f"axes_dims_rope={list(self.axes_dims_rope)} should be four even numbers: of time, "
-                "of rows, of columns and of the text."
-            )
-        if sum(self.axes_dims_rope) != self.attention_head_dim:
-            raise ValueError(
-                f"axes_dims_rope={list(self.axes_dims_rope)} should add up to "
+                f"axes_dims_rope={list(sizes)} should add up to "
                 f"attention_head_dim={self.attention_head_dim}."
             )
         return self
@@ -715,6 +712,50 @@ class Flux2TransformerConfig(Config):
     def width(self) -> int:
         """Channels of each token."""
         return self.num_attention_heads * self.attention_head_dim
+
+
+class FluxTransformerConfig(_FluxConfig):
+    """`transformer/config.json` of a FluxTransformer2DModel, as FLUX.1 has it."""
+
+    in_channels: Annotated[int, Field(ge=4, le=1 << 20, multiple_of=4)] = 64  # of four latents
+    out_channels: Annotated[int, Field(ge=4, le=1 << 20, multiple_of=4)] | None = None
+    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 19
+    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 38
+    num_attention_heads: Count = 24
+    joint_attention_dim: Count = 4096
+    pooled_projection_dim: Count = 768
+    guidance_embeds: bool = False
+    axes_dims_rope: Axes = (16, 56, 56)
+
+    _supported: ClassVar = {"patch_size": (None, 1)}
+    _axes: ClassVar = ("the text", "rows", "columns")
+
+
+class Flux2TransformerConfig(_FluxConfig):
+    """`transformer/config.json` of a Flux2Transformer2DModel, as FLUX.2 klein has it."""
+
+    in_channels: Count = 128
+    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 8
+    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 48
+    num_attention_heads: Count = 48
+    joint_attention_dim: Count = 15360
+    timestep_guidance_channels: Even = 256
+    mlp_ratio: Annotated[float, Field(ge=1, le=64)] = 3.0
+    guidance_embeds: bool = True
+    axes_dims_rope: Axes = (32, 32, 32, 32)
+    rope_theta: Positive = 2000.0
+
+    _supported: ClassVar = {"patch_size": (None, 1), "eps": (None, 1e-6)}
+    _axes: ClassVar = ("time", "rows", "columns", "the text")
+
+    @pydantic.model_validator(mode="after")
+    def _is_klein(self) -> Self:
+        if self.guidance_embeds:
+            raise ValueError(
+                "guidance_embeds=True is not supported; expected False, as in FLUX.2 klein. "
+                "FLUX.2 [dev], whose network is given the guidance scale, is not built here."
+            )
+        return self
 
     @property
     def feed_forward_dim(self) -> int:
@@ -935,6 +976,10 @@ class FlowSchedulerConfig(Config):
     flow_shift: Positive = 1.0  # as solvers call it
     use_flow_sigmas: bool = False
     use_dynamic_shifting: bool = False  # by the size of the picture, as its family says
+    base_image_seq_len: Count = 256  # tokens of a picture whose shift has the logarithm base_shift
+    base_shift: Annotated[float, Field(ge=-16, le=16)] = 0.5
+    max_image_seq_len: Count = 4096  # the same of another size; others lie on a line with them
+    max_shift: Annotated[float, Field(ge=-16, le=16)] = 1.15
     lower_order_final: bool | None = None
     euler_at_final: bool = False
 
@@ -955,6 +1000,14 @@ class FlowSchedulerConfig(Config):
         "predict_x0": (None, True),
         "thresholding": (None, False),
     }
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_differ(self) -> Self:
+        if self.base_image_seq_len == self.max_image_seq_len:
+            raise ValueError(
+                f"base_image_seq_len={self.base_image_seq_len} should not be max_image_seq_len."
+            )
+        return self
 
     @property
     def constant_shift(self) -> float:

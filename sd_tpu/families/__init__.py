@@ -3,24 +3,21 @@
 from typing import Any
 
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.flux import Flux
 from sd_tpu.families.flux2_klein import Flux2Klein
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.families.stable_diffusion_3 import StableDiffusion3
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.families.z_image import ZImage
 
-Family = (
-    type[StableDiffusion]
-    | type[StableDiffusionXL]
-    | type[StableDiffusion3]
-    | type[ZImage]
-    | type[Flux2Klein]
-)
+FamilyModel = StableDiffusion | StableDiffusionXL | StableDiffusion3 | ZImage | Flux | Flux2Klein
+Family = type[FamilyModel]
 FAMILIES: tuple[Family, ...] = (
     StableDiffusion,
     StableDiffusionXL,
     StableDiffusion3,
     ZImage,
+    Flux,
     Flux2Klein,
 )
 
@@ -28,7 +25,13 @@ FAMILIES: tuple[Family, ...] = (
 OTHERS = {
     "InstructPix2Pix": "a model that edits pictures",
     "XLImg2Img": "the refiner of SDXL",
-    "Flux": "FLUX",
+    "FluxKontext": "FLUX.1 Kontext, which edits pictures",
+    "FluxFill": "FLUX.1 Fill, which fills in pictures",
+    "FluxPriorRedux": "FLUX.1 Redux, which varies pictures",
+    "FluxControlNet": "FLUX.1 with a ControlNet",
+    "FluxControl": "FLUX.1 that takes control pictures",
+    "Flux2Pipeline": "FLUX.2 [dev]",
+    "Flux": "another kind of FLUX",
 }
 
 

@@ -24,17 +24,13 @@ from sd_tpu.checkpoint.config import (
 )
 from sd_tpu.checkpoint.single_file import SUFFIX, SingleFile
 from sd_tpu.checkpoint.weights import Params, Stored
-from sd_tpu.families import find_family
+from sd_tpu.families import FamilyModel, find_family
 from sd_tpu.families.decoder import TinyDecoder
-from sd_tpu.families.flux2_klein import Flux2Klein
 from sd_tpu.families.latent_diffusion import CHECKER
 from sd_tpu.families.prompt import words_of
-from sd_tpu.families.stable_diffusion import StableDiffusion
-from sd_tpu.families.stable_diffusion_3 import T5, StableDiffusion3
-from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
+from sd_tpu.families.stable_diffusion_3 import T5
 from sd_tpu.families.text import Count, PromptOptions
 from sd_tpu.families.tokenizer import Tokenizer
-from sd_tpu.families.z_image import ZImage
 from sd_tpu.folders import cache_folder, keep_within
 from sd_tpu.reading import expanded
 from sd_tpu.sampling.samplers import default_sampler
@@ -50,7 +46,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        model: StableDiffusion | StableDiffusionXL | StableDiffusion3 | ZImage | Flux2Klein,
+        model: FamilyModel,
         tokenizers: Mapping[str, Any],
         configs: Mapping[str, dict[str, Any]],
         card: ModelCard,
@@ -238,7 +234,7 @@ class Checkpoint:
         family = find_family(configs["model_index"])
         configs = family.mended(configs)
         configs["scheduler"] = configs["scheduler"] | scheduler
-        if decoder and decoder.family not in (None, family):
+        if decoder and decoder.families and family not in decoder.families:
             decoder = None
         if decoder:
             configs = decoder.beside(configs)

@@ -27,14 +27,14 @@ class TinyDecoder:
         config: the contents of its config.json.
         pictures: whether it takes the place of a checkpoint's autoencoder; else it draws the
             previews alone.
-        family: whose latents it decodes; None where its name does not say it.
+        families: whose latents it decodes; none where its name does not say it.
     """
 
     name: str
     folder: Path
     config: dict[str, Any]
     pictures: bool
-    family: Family | None
+    families: tuple[Family, ...]
 
     @classmethod
     def open(cls, name: str | Path, *, pictures: bool) -> Self:
@@ -58,7 +58,7 @@ class TinyDecoder:
             folder=folder,
             config=config,
             pictures=pictures,
-            family=_family_of(f"{shown} {config.get('_name_or_path')}"),
+            families=_families_of(f"{shown} {config.get('_name_or_path')}"),
         )
 
     @property
@@ -73,7 +73,7 @@ class TinyDecoder:
 
     def of(self, family: Family) -> Self:
         """Return the decoder for this family, unless its name says another."""
-        return dataclasses.replace(self, family=self.family or family)
+        return dataclasses.replace(self, families=self.families or (family,))
 
     def beside(self, configs: dict[str, Any]) -> dict[str, Any]:
         """Return a checkpoint's configs with the decoder's.
@@ -91,8 +91,9 @@ class TinyDecoder:
         return {**configs, self.part: self.config}
 
 
-def _family_of(name: str) -> Family | None:
-    """Return the family whose decoders have such a name, if any; the longest match counts."""
+def _families_of(name: str) -> tuple[Family, ...]:
+    """Return the families whose decoders have such a name, if any; the longest match counts."""
     letters = re.sub("[^a-z0-9]", "", name.lower())
-    matches = {mark: family for family in FAMILIES for mark in family.decoders if mark in letters}
-    return matches[max(matches, key=len)] if matches else None
+    marks = {mark for family in FAMILIES for mark in family.decoders if mark in letters}
+    longest = max(marks, key=len, default="")
+    return tuple(family for family in FAMILIES if longest in family.decoders)

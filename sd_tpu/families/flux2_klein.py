@@ -17,9 +17,11 @@ from sd_tpu.checkpoint.config import (
     Flux2TransformerConfig,
     PipelineConfig,
     Qwen3Config,
+    TinyVAEConfig,
+    VAEConfig,
 )
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families.latent_model import Arrays, check_channels, check_whole
+from sd_tpu.families.latent_model import Arrays, Parts, check_channels
 from sd_tpu.families.qwen_model import QwenModel
 from sd_tpu.models import Flux2Transformer2DModel, Qwen3Model
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
@@ -70,26 +72,13 @@ class Flux2Klein(QwenModel):
         return part == "text_encoder" and bool(after or name.startswith("norm."))
 
     @classmethod
-    def build(
-        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
-    ) -> tuple["Flux2Klein", Params]:
-        """Build the networks and the shapes of their parameters; nothing is allocated.
-
-        Args:
-            configs: the contents of a checkpoint's config.json files, by folder, and of its
-                model_index.json as "model_index".
-            dtype: of the parameters.
-            token_downsampling: 1; a UNet alone has levels to take tokens from.
-            previewer: as `LatentModel` has it.
-
-        Raises:
-            CheckpointError: a part is not supported, or the parts do not fit one another.
-        """
-        check_whole(token_downsampling)
+    def networks(
+        cls, configs: Mapping[str, Any], vae: VAEConfig | TinyVAEConfig, dtype
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Build the text encoder and the transformer, as `LatentModel.networks`."""
         transformer = Flux2TransformerConfig.from_dict(configs["transformer"])
         text = Qwen3Config.from_dict(configs["text_encoder"])
         index = PipelineConfig.from_dict(configs["model_index"])
-        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
         width = len(TAKEN) * text.hidden_size
         if width != transformer.joint_attention_dim or text.num_hidden_layers <= TAKEN[-1]:
             raise CheckpointError(
@@ -97,19 +86,12 @@ class Flux2Klein(QwenModel):
                 f"the transformer takes {transformer.joint_attention_dim} of its first {TAKEN[-1]}."
             )
         check_channels(transformer.in_channels, transformer.out_channels, vae)
-        encoder = architecture(Qwen3Model, text, layers=TAKEN[-1], dtype=dtype)
-        return cls.joined(
-            {
-                "text_encoder": encoder,
-                "transformer": architecture(Flux2Transformer2DModel, transformer, dtype=dtype),
-                **autoencoders,
-            },
-            transformer_config=transformer,
-            text_config=text,
-            vae_config=vae,
-            distilled=bool(index.is_distilled),
-            dtype=jnp.dtype(dtype),
-            previewer=previewer,
+        parts = {
+            "text_encoder": architecture(Qwen3Model, text, layers=TAKEN[-1], dtype=dtype),
+            "transformer": architecture(Flux2Transformer2DModel, transformer, dtype=dtype),
+        }
+        return parts, dict(
+            transformer_config=transformer, text_config=text, distilled=bool(index.is_distilled)
         )
 
     # --- shapes ---------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ from sd_tpu.checkpoint.config import (
     CheckpointError,
     Config,
     Flux2VAEConfig,
+    T5Config,
     TinyVAEConfig,
     VAEConfig,
 )
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.models import AutoencoderKL, AutoencoderKLFlux2, AutoencoderTiny
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
+from sd_tpu.sentence import SentenceError
 
 Arrays = dict[str, Any]  # of NumPy on the host, of JAX on the devices; or their shapes
 Parts = dict[str, tuple[nnx.GraphDef, Params]]  # by component
@@ -109,6 +111,53 @@ class LatentModel:
             tiny = TinyVAEConfig.from_dict(configs["preview_vae"])
             parts["preview_vae"] = architecture(AutoencoderTiny, tiny, dtype=dtype)
         return parts, vae
+
+    @classmethod
+    def build(
+        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
+    ) -> tuple[Self, Params]:
+        """Build a transformer's family and the shapes of its parameters; nothing is allocated.
+
+        Args:
+            configs: the contents of a checkpoint's config.json files, by folder, and of its
+                model_index.json as "model_index".
+            dtype: of the parameters.
+            token_downsampling: 1; a UNet alone has levels to take tokens from.
+            previewer: as the class has it.
+
+        Raises:
+            CheckpointError: a part is not supported, or the parts do not fit one another.
+        """
+        if token_downsampling != 1:
+            raise CheckpointError("Token downsampling is for models with a UNet.")
+        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
+        parts, fields = cls.networks(configs, vae, dtype)
+        return cls.joined(
+            {**parts, **autoencoders},
+            vae_config=vae,
+            dtype=jnp.dtype(dtype),
+            previewer=previewer,
+            **fields,
+        )
+
+    @classmethod
+    def networks(
+        cls, configs: Mapping[str, Any], vae: VAEConfig | TinyVAEConfig, dtype
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Build the text encoders and the transformer for `build`; each family's own.
+
+        Args:
+            configs: as `build` takes them.
+            vae: the autoencoder's config.
+            dtype: of the parameters.
+
+        Returns:
+            Them by component, and the family's own fields.
+
+        Raises:
+            CheckpointError: a part is not supported, or the parts do not fit one another.
+        """
+        raise NotImplementedError
 
     @classmethod
     def joined(cls, parts: Parts, **fields: Any) -> tuple[Self, Params]:
@@ -215,10 +264,10 @@ def with_defaults(configs: Mapping[str, Any], part: str, **defaults: Any) -> dic
     return {**configs, part: {**configs[part], **defaults, **given}}
 
 
-def check_whole(token_downsampling: int) -> None:
-    """Raise CheckpointError for token downsampling, which takes the levels of a UNet."""
-    if token_downsampling != 1:
-        raise CheckpointError("Token downsampling is for models with a UNet.")
+def check_last_layer(clip_skip: int) -> None:
+    """Raise SentenceError for a layer of CLIP's other than the last, 1, where none can be taken."""
+    if clip_skip != 1:
+        raise SentenceError("Clip skip is for models whose prompts CLIP reads.")
 
 
 def check_channels(takes: int, gives: int | None, vae: VAEConfig | TinyVAEConfig) -> None:
@@ -236,4 +285,12 @@ def check_channels(takes: int, gives: int | None, vae: VAEConfig | TinyVAEConfig
         raise CheckpointError(
             f"The transformer takes {takes} channels and gives {gives}, the autoencoder's latents "
             f"have {vae.channels}."
+        )
+
+
+def check_t5(t5: T5Config, takes: int) -> None:
+    """Raise CheckpointError unless T5's embeddings are as wide as those that a network takes."""
+    if t5.d_model != takes:
+        raise CheckpointError(
+            f"T5 gives embeddings of {t5.d_model}, the transformer takes {takes}."
         )

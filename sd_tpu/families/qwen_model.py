@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.families.latent_model import Arrays, LatentModel, with_defaults
+from sd_tpu.families.latent_model import Arrays, LatentModel, check_last_layer, with_defaults
 from sd_tpu.families.prompt import without_loras
 from sd_tpu.families.qwen_tokenizer import QwenTokenizer
 from sd_tpu.families.text import DEFAULTS, Count, PromptOptions
@@ -97,8 +97,7 @@ class QwenModel(LatentModel):
         Raises:
             SentenceError: a setting is for models with CLIP, or the picture is between two prompts.
         """
-        if clip_skip != 1:
-            raise SentenceError("Clip skip is for models whose prompts CLIP reads.")
+        check_last_layer(clip_skip)
         if to_prompt and share:
             raise SentenceError(
                 "This model draws nothing between two prompts, whose lengths differ; between two "

@@ -15,11 +15,13 @@ from sd_tpu.checkpoint.config import (
     ProjectedTextEncoderConfig,
     SD3TransformerConfig,
     T5Config,
+    TinyVAEConfig,
+    VAEConfig,
 )
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.clip_model import ClipModel
-from sd_tpu.families.latent_model import Arrays, check_channels, check_whole, with_defaults
+from sd_tpu.families.latent_model import Arrays, Parts, check_channels, check_t5, with_defaults
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.families.text import DEFAULTS, PromptOptions
@@ -96,51 +98,26 @@ class StableDiffusion3(ClipModel):
         return {**super().tokenizer_classes(), T5: ("tokenizer_3", T5Tokenizer)}
 
     @classmethod
-    def build(
-        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
-    ) -> tuple["StableDiffusion3", Params]:
-        """Build the networks and the shapes of their parameters; nothing is allocated.
-
-        Args:
-            configs: the contents of a checkpoint's config.json files, by folder.
-            dtype: of the parameters.
-            token_downsampling: 1; a UNet alone has levels to take tokens from.
-            previewer: as `LatentModel` has it.
-
-        Raises:
-            CheckpointError: a part is not supported, or the parts do not fit one another.
-        """
-        check_whole(token_downsampling)
+    def networks(
+        cls, configs: Mapping[str, Any], vae: VAEConfig | TinyVAEConfig, dtype
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Build the text encoders and the transformer, as `LatentModel.networks`."""
         transformer = SD3TransformerConfig.from_dict(configs["transformer"])
         first = ProjectedTextEncoderConfig.from_dict(configs["text_encoder"])
         second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])
-        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
         parts = {
             "text_encoder": architecture(CLIPTextModelWithProjection, first, dtype=dtype),
             "text_encoder_2": architecture(CLIPTextModelWithProjection, second, dtype=dtype),
             "transformer": architecture(SD3Transformer2DModel, transformer, dtype=dtype),
-            **autoencoders,
         }
         width = first.hidden_size + second.hidden_size
         if T5 in configs:
             t5 = T5Config.from_dict(configs[T5])
             parts[T5] = architecture(T5EncoderModel, t5, dtype=dtype)
-            if t5.d_model != transformer.joint_attention_dim:
-                raise CheckpointError(
-                    f"T5 gives embeddings of {t5.d_model}, the transformer takes "
-                    f"{transformer.joint_attention_dim}."
-                )
+            check_t5(t5, transformer.joint_attention_dim)
         _check(transformer, width, first.projection_dim + second.projection_dim)
         check_channels(transformer.in_channels, transformer.out_channels, vae)
-        return cls.joined(
-            parts,
-            transformer_config=transformer,
-            text_config=first,
-            text_config_2=second,
-            vae_config=vae,
-            dtype=jnp.dtype(dtype),
-            previewer=previewer,
-        )
+        return parts, dict(transformer_config=transformer, text_config=first, text_config_2=second)
 
     @property
     def model_index(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers
 
 from sd_tpu.checkpoint.config import CheckpointError, is_file
+from sd_tpu.families.text import Count
 from sd_tpu.families.words import FILE, read_words
 
 SENTENCEPIECE = "spiece.model"
@@ -52,6 +53,12 @@ class T5Tokenizer:
             words = self._words.encode(text, add_special_tokens=False).ids[: length - 1]
             row[: len(words) + 1] = [*words, END]
         return ids
+
+    def count(self, text: str, length: int) -> Count:
+        """Count a text's tokens and its end, and find what is cut where so many are kept."""
+        offsets = self._words.encode(text, add_special_tokens=False).offsets
+        lost = text[offsets[length - 1][0] :] if len(offsets) >= length else ""
+        return Count(len(offsets) + 1, length, lost)
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them."""

@@ -175,13 +175,16 @@ def joined(embeddings: jax.Array, inputs: Arrays) -> jax.Array:
 
 
 def between(made: jax.Array, inputs: Mapping[str, Any]) -> jax.Array:
-    """Interpolate between the second and the third text, vector by vector: [2, ..., D].
+    """Interpolate between the last two texts, vector by vector, where there is a way to go.
 
     Args:
-        made: of two texts, which are returned as they are, or of three: [3, ..., D].
-        inputs: hold the share of the way for three.
+        made: of all texts, [T, ..., D].
+        inputs: hold the share of the way, if the last text is where the one before it goes.
+
+    Returns:
+        made as it is, or [T - 1, ..., D].
     """
-    if len(made) == 2:
+    if "share" not in inputs:
         return made
-    way = slerp(made[1], made[2], inputs["share"], axis=-1)
-    return jnp.stack([made[0], way.astype(made.dtype)])
+    way = slerp(made[-2], made[-1], inputs["share"], axis=-1)
+    return jnp.stack([*made[:-2], way.astype(made.dtype)])

@@ -14,10 +14,12 @@ from sd_tpu.checkpoint.config import (
     CheckpointError,
     FlowSchedulerConfig,
     Qwen3Config,
+    TinyVAEConfig,
+    VAEConfig,
     ZImageTransformerConfig,
 )
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.families.latent_model import Arrays, check_channels, check_whole
+from sd_tpu.families.latent_model import Arrays, Parts, check_channels
 from sd_tpu.families.qwen_model import QwenModel
 from sd_tpu.models import Qwen3Model, ZImageTransformer2DModel
 
@@ -58,24 +60,12 @@ class ZImage(QwenModel):
         return {**own, "larger_strength": 0.25}
 
     @classmethod
-    def build(
-        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
-    ) -> tuple["ZImage", Params]:
-        """Build the networks and the shapes of their parameters; nothing is allocated.
-
-        Args:
-            configs: the contents of a checkpoint's config.json files, by folder.
-            dtype: of the parameters.
-            token_downsampling: 1; a UNet alone has levels to take tokens from.
-            previewer: as `LatentModel` has it.
-
-        Raises:
-            CheckpointError: a part is not supported, or the parts do not fit one another.
-        """
-        check_whole(token_downsampling)
+    def networks(
+        cls, configs: Mapping[str, Any], vae: VAEConfig | TinyVAEConfig, dtype
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Build the text encoder and the transformer, as `LatentModel.networks`."""
         transformer = ZImageTransformerConfig.from_dict(configs["transformer"])
         text = Qwen3Config.from_dict(configs["text_encoder"])
-        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
         if text.hidden_size != transformer.cap_feat_dim:
             raise CheckpointError(
                 f"The text encoder gives states of {text.hidden_size}, the transformer takes "
@@ -87,18 +77,11 @@ class ZImage(QwenModel):
                 f"the picture after them; it should have more than {cls.buckets[-1] + 1}."
             )
         check_channels(transformer.in_channels, transformer.in_channels, vae)
-        return cls.joined(
-            {
-                "text_encoder": architecture(Qwen3Model, text, dtype=dtype),
-                "transformer": architecture(ZImageTransformer2DModel, transformer, dtype=dtype),
-                **autoencoders,
-            },
-            transformer_config=transformer,
-            text_config=text,
-            vae_config=vae,
-            dtype=jnp.dtype(dtype),
-            previewer=previewer,
-        )
+        parts = {
+            "text_encoder": architecture(Qwen3Model, text, dtype=dtype),
+            "transformer": architecture(ZImageTransformer2DModel, transformer, dtype=dtype),
+        }
+        return parts, dict(transformer_config=transformer, text_config=text)
 
     # --- shapes ---------------------------------------------------------------------------------
 

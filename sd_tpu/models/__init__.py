@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "controlnet": ["ControlNetModel"],
         "flux2_transformer": ["Flux2Transformer2DModel"],
+        "flux_transformer": ["FluxTransformer2DModel"],
         "ip_adapter": ["IPAdapterModel"],
         "safety_checker": ["StableDiffusionSafetyChecker"],
         "qwen3": ["Qwen3Model"],

@@ -293,6 +293,21 @@ class TimestepEmbedding(nnx.Module):
         return self.linear_2(nnx.silu(self.linear_1(x)))
 
 
+def pack(latents: jax.Array) -> jax.Array:
+    """Pack latents in patches of two by two: [B, h, w, C] -> [B, h/2, w/2, 4 C], each channel's
+    four in a row."""
+    batch, height, width, channels = latents.shape
+    apart = latents.reshape(batch, height // 2, 2, width // 2, 2, channels)
+    return apart.transpose(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, -1)
+
+
+def unpack(patches: jax.Array) -> jax.Array:
+    """Undo `pack`: [B, h, w, 4 C] -> [B, 2 h, 2 w, C]."""
+    batch, height, width, _ = patches.shape
+    apart = patches.reshape(batch, height, width, -1, 2, 2).transpose(0, 1, 4, 2, 5, 3)
+    return apart.reshape(batch, 2 * height, 2 * width, -1)
+
+
 class ImagePrompt(NamedTuple):
     """Keys and values beside the context, with a softmax of their own, and their scale.
 

@@ -9,18 +9,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import SD3TransformerConfig
-from sd_tpu.models.layers import TimestepEmbedding, conv, linear, timestep_encoding
+from sd_tpu.models.layers import conv, linear
 from sd_tpu.models.transformer_blocks import (
     EPS,
-    GELU,
     AdaLayerNormContinuous,
-    FeedForward,
-    JointAttention,
-    Modulations,
-    SelfAttention,
+    JointTransformerBlock,
+    TimestepTextEmbedding,
 )
-
-SINUSOIDS = 256  # of a timestep
 
 
 class SD3Transformer2DModel(nnx.Module):
@@ -30,10 +25,22 @@ class SD3Transformer2DModel(nnx.Module):
         self.config, self.dtype = config, dtype
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.pos_embed = PatchEmbed(config, **layer)
-        self.time_text_embed = TimestepTextEmbedding(config, **layer)
+        self.time_text_embed = TimestepTextEmbedding(
+            config.width, config.pooled_projection_dim, **layer
+        )
         self.context_embedder = linear(config.joint_attention_dim, config.width, **layer)
         self.transformer_blocks = nnx.List(
-            [JointTransformerBlock(config, number, **layer) for number in range(config.num_layers)]
+            [
+                JointTransformerBlock(
+                    config.width,
+                    config.num_attention_heads,
+                    EPS if config.qk_norm else None,
+                    dual=number in config.dual_attention_layers,
+                    last=number == config.num_layers - 1,
+                    **layer,
+                )
+                for number in range(config.num_layers)
+            ]
         )
         self.norm_out = AdaLayerNormContinuous(config.width, **layer)
         self.proj_out = linear(config.width, config.patch_size**2 * config.out_channels, **layer)
@@ -106,57 +113,3 @@ class PatchEmbed(nnx.Module):
         positions = self.pos_embed[...].reshape(self.side, self.side, channels)
         patches += positions[None, top : top + height, left : left + width]
         return patches.reshape(batch, -1, channels)
-
-
-class TimestepTextEmbedding(nnx.Module):
-    """A timestep and a pooled text, each through two dense layers, added."""
-
-    def __init__(self, config: SD3TransformerConfig, *, dtype, rngs: nnx.Rngs):
-        self.timestep_embedder = TimestepEmbedding(SINUSOIDS, config.width, dtype=dtype, rngs=rngs)
-        self.text_embedder = TimestepEmbedding(
-            config.pooled_projection_dim, config.width, dtype=dtype, rngs=rngs
-        )
-
-    def __call__(self, timesteps: jax.Array, pooled: jax.Array) -> jax.Array:
-        """timesteps [B], pooled [B, pooled_projection_dim] -> [B, width]."""
-        time = timestep_encoding(timesteps, SINUSOIDS)
-        return self.timestep_embedder(time.astype(pooled.dtype)) + self.text_embedder(pooled)
-
-
-class JointTransformerBlock(nnx.Module):
-    """Joint attention and feed-forward layers, in some blocks with self-attention of the picture
-    beside the former; the last one has no use for the text afterwards."""
-
-    def __init__(self, config: SD3TransformerConfig, number: int, *, dtype, rngs: nnx.Rngs):
-        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        width, last = config.width, number == config.num_layers - 1
-        heads = width, config.num_attention_heads, EPS if config.qk_norm else None
-        dual = number in config.dual_attention_layers
-        self.norm1 = Modulations(width, 3 if dual else 2, **layer)
-        self.attn = JointAttention(*heads, last=last, **layer)
-        if dual:
-            self.attn2 = SelfAttention(*heads, **layer)
-        self.ff = FeedForward(width, GELU, **layer)
-        if last:
-            self.norm1_context = AdaLayerNormContinuous(width, **layer)
-        else:
-            self.norm1_context = Modulations(width, 2, **layer)
-            self.ff_context = FeedForward(width, GELU, **layer)
-
-    def __call__(
-        self, x: jax.Array, text: jax.Array, condition: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """x [B, N, width], text [B, L, width], condition [B, width] -> like x, like text."""
-        joint, feed, *dual = self.norm1(condition)
-        if isinstance(self.norm1_context, AdaLayerNormContinuous):
-            attended, _ = self.attn(joint.norm(x), self.norm1_context(text, condition))
-        else:
-            joint_text, feed_text = self.norm1_context(condition)
-            attended, attended_text = self.attn(joint.norm(x), joint_text.norm(text))
-            text = text + joint_text.gate * attended_text
-            text = text + feed_text.gate * self.ff_context(feed_text.norm(text))
-        change = joint.gate * attended
-        for alone in dual:
-            change += alone.gate * self.attn2(alone.norm(x))
-        x = x + change
-        return x + feed.gate * self.ff(feed.norm(x)), text

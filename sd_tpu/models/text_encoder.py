@@ -50,6 +50,13 @@ class CLIPTextModel(nnx.Module):
         """
         return _without_last(self.text_model.hidden_states(ids, learned), skip)
 
+    def pooled(self, ids: Int[Array, "b l"], end_token: int) -> Float[Array, "b d"]:
+        """Return the output at the end of each text, after the final norm.
+
+        ids [B, L] int32 -> [B, hidden_size].
+        """
+        return at_end(self.text_model(ids), ids, end_token)
+
 
 class CLIPTextModelWithProjection(nnx.Module):
     """Token ids -> text embeddings, and one vector for the whole text."""
@@ -70,8 +77,13 @@ class CLIPTextModelWithProjection(nnx.Module):
         """
         hidden = self.text_model.hidden_states(ids, learned)
         last = self.text_model.final_layer_norm(hidden[-1])
-        pooled = last[jnp.arange(len(ids)), end_of_text(ids, self.end_token)]
+        pooled = at_end(last, ids, self.end_token)
         return _without_last(hidden, skip), self.text_projection(pooled)
+
+
+def at_end(states: jax.Array, ids: Int[Array, "b l"], end_token: int) -> jax.Array:
+    """Return the states [B, L, D] of texts at their ends: ids [B, L] int32 -> [B, D]."""
+    return states[jnp.arange(len(ids)), end_of_text(ids, end_token)]
 
 
 def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:

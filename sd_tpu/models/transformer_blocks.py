@@ -1,5 +1,5 @@
-"""Parts of transformers: modulations by a condition, attention with heads that may be normed and
-turned by positions, and feed-forward layers."""
+"""Parts of transformers: conditions and modulations by them, attention with heads that may be
+normed and turned by positions, feed-forward layers, and a block of these for text and picture."""
 
 from typing import Any, NamedTuple
 
@@ -8,11 +8,46 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sd_tpu.models.attention import attention
-from sd_tpu.models.layers import RMSNorm, gelu, gelu_tanh, layer_norm, linear
+from sd_tpu.models.layers import (
+    RMSNorm,
+    TimestepEmbedding,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    timestep_encoding,
+)
 from sd_tpu.models.products import by_rows
 from sd_tpu.models.rotary import Rotation, rotate_pairs
 
 EPS = 1e-6  # of the norms of what is modulated, and of most heads
+SINUSOIDS = 256  # of a timestep, or of a guidance scale
+
+
+class TimestepTextEmbedding(nnx.Module):
+    """A timestep, a pooled text and, with `guidance`, a guidance scale, each through two dense
+    layers, added."""
+
+    def __init__(self, width: int, pooled: int, *, guidance: bool = False, dtype, rngs: nnx.Rngs):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        self.timestep_embedder = TimestepEmbedding(SINUSOIDS, width, **layer)
+        if guidance:
+            self.guidance_embedder = TimestepEmbedding(SINUSOIDS, width, **layer)
+        self.text_embedder = TimestepEmbedding(pooled, width, **layer)
+
+    def __call__(
+        self, timesteps: jax.Array, pooled: jax.Array, guidance: jax.Array | None = None
+    ) -> jax.Array:
+        """timesteps [B], pooled [B, P], guidance [B] or None -> [B, width]."""
+
+        def encoded(numbers: jax.Array) -> jax.Array:
+            return timestep_encoding(numbers, SINUSOIDS).astype(pooled.dtype)
+
+        condition = self.timestep_embedder(encoded(timesteps))
+        if guidance is not None:
+            # Its sinusoids are those of a timestep of a thousand times as much.
+            condition = condition + self.guidance_embedder(encoded(1000 * guidance))
+        return condition + self.text_embedder(pooled)
 
 
 def modulated(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
@@ -76,7 +111,7 @@ def attend(
 
 class Heads(nnx.Module):
     """Queries, keys and values of tokens, the first two normed by head with `norm_eps` unless it is
-    None (Henry et al. 2020, arXiv:2010.04245), and the projection of what is attended."""
+    None (Henry et al. 2020, arXiv:2010.04245)."""
 
     def __init__(
         self,
@@ -93,7 +128,6 @@ class Heads(nnx.Module):
         self.to_q = linear(channels, channels, bias=bias, **layer)
         self.to_k = linear(channels, channels, bias=bias, **layer)
         self.to_v = linear(channels, channels, bias=bias, **layer)
-        self.to_out = nnx.List([linear(channels, channels, bias=bias, **layer)])
         self.norm_q = head_norm(channels // heads, norm_eps, **layer)
         self.norm_k = head_norm(channels // heads, norm_eps, **layer)
 
@@ -102,6 +136,24 @@ class Heads(nnx.Module):
         q = normed_by_head(self.norm_q, self.to_q(x), self.heads)
         k = normed_by_head(self.norm_k, self.to_k(x), self.heads)
         return q, k, self.to_v(x)
+
+
+class ProjectedHeads(Heads):
+    """Heads with a projection of what they attend to."""
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        norm_eps: float | None,
+        *,
+        bias: bool = True,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        layer: dict[str, Any] = dict(bias=bias, dtype=dtype, rngs=rngs)
+        super().__init__(channels, heads, norm_eps, **layer)
+        self.to_out = nnx.List([linear(channels, channels, **layer)])
 
 
 def head_norm(size: int, eps: float | None, **layer: Any) -> RMSNorm | None:
@@ -114,7 +166,7 @@ def normed_by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:
     return x if norm is None else norm.by_head(x, heads)
 
 
-class SelfAttention(Heads):
+class SelfAttention(ProjectedHeads):
     """Attention of tokens to each other, or to those of them that count."""
 
     def __call__(
@@ -124,7 +176,7 @@ class SelfAttention(Heads):
         return self.to_out[0](attend(*self.projected(x), self.heads, by, keys))
 
 
-class JointAttention(Heads):
+class JointAttention(ProjectedHeads):
     """Attention of picture and text to both, each with projections of its own."""
 
     def __init__(
@@ -209,3 +261,51 @@ class FeedForward(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., C] -> [..., C]."""
         return by_rows(lambda x: self.net["2"](self.net["0"](x)), x)
+
+
+class JointTransformerBlock(nnx.Module):
+    """Joint attention and feed-forward layers of picture and text, each with weights of its own, in
+    a `dual` block with self-attention of the picture beside the former; after the `last` one
+    nothing follows for the text."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        norm_eps: float | None,
+        *,
+        dual: bool = False,
+        last: bool = False,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
+        self.norm1 = Modulations(width, 3 if dual else 2, **layer)
+        self.attn = JointAttention(width, heads, norm_eps, last=last, **layer)
+        if dual:
+            self.attn2 = SelfAttention(width, heads, norm_eps, **layer)
+        self.ff = FeedForward(width, GELU, **layer)
+        if last:
+            self.norm1_context = AdaLayerNormContinuous(width, **layer)
+        else:
+            self.norm1_context = Modulations(width, 2, **layer)
+            self.ff_context = FeedForward(width, GELU, **layer)
+
+    def __call__(
+        self, x: jax.Array, text: jax.Array, condition: jax.Array, by: Rotation | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """x [B, N, width], text [B, L, width], condition [B, width], by [1, L + N, pairs] -> like
+        x, like text."""
+        joint, feed, *dual = self.norm1(condition)
+        if isinstance(self.norm1_context, AdaLayerNormContinuous):
+            attended, _ = self.attn(joint.norm(x), self.norm1_context(text, condition), by)
+        else:
+            joint_text, feed_text = self.norm1_context(condition)
+            attended, attended_text = self.attn(joint.norm(x), joint_text.norm(text), by)
+            text = text + joint_text.gate * attended_text
+            text = text + feed_text.gate * self.ff_context(feed_text.norm(text))
+        change = joint.gate * attended
+        for alone in dual:
+            change += alone.gate * self.attn2(alone.norm(x))
+        x = x + change
+        return x + feed.gate * self.ff(feed.norm(x)), text

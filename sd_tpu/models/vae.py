@@ -11,7 +11,16 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import Flux2VAEConfig, VAEConfig
-from sd_tpu.models.layers import Attention, Downsample, GroupNorm, ResnetBlock, Upsample, conv
+from sd_tpu.models.layers import (
+    Attention,
+    Downsample,
+    GroupNorm,
+    ResnetBlock,
+    Upsample,
+    conv,
+    pack,
+    unpack,
+)
 from sd_tpu.models.platform import row_major
 from sd_tpu.models.tiles import by_tiles
 
@@ -90,15 +99,12 @@ class AutoencoderKLFlux2(AutoencoderKL):
 
         images [B, H, W, 3] in [-1, 1] -> two of [B, H/16, W/16, 4 latent_channels] float32.
         """
-        mean, logvar = map(_patches, super().encode(images))
+        mean, logvar = map(pack, super().encode(images))
         return (mean - self.bn.mean) / self.bn.deviation, logvar - 2 * jnp.log(self.bn.deviation)
 
     def decode(self, latents: Float[Array, "b h w latent"]) -> Float[Array, "b height width c"]:
         """latents [B, h, w, 4 latent_channels] -> images [B, 16h, 16w, 3], about [-1, 1]."""
-        patches = latents * self.bn.deviation + self.bn.mean
-        batch, height, width, _ = patches.shape
-        z = patches.reshape(batch, height, width, -1, 2, 2).transpose(0, 1, 4, 2, 5, 3)
-        return super().decode(z.reshape(batch, 2 * height, 2 * width, -1))
+        return super().decode(unpack(latents * self.bn.deviation + self.bn.mean))
 
 
 class BatchStatistics(nnx.Module):
@@ -118,13 +124,6 @@ class BatchStatistics(nnx.Module):
     def deviation(self) -> jax.Array:
         """[channels] float32."""
         return jnp.sqrt(self.running_var[...] + self.eps)
-
-
-def _patches(latents: jax.Array) -> jax.Array:
-    """latents [B, h, w, C] -> [B, h/2, w/2, 4 C], each channel's four in a row."""
-    batch, height, width, channels = latents.shape
-    apart = latents.reshape(batch, height // 2, 2, width // 2, 2, channels)
-    return apart.transpose(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, -1)
 
 
 class Level(nnx.Module):

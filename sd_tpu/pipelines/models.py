@@ -35,7 +35,7 @@ from sd_tpu.models import (
     StableDiffusionSafetyChecker,
     UNet2DConditionModel,
 )
-from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection, end_of_text
+from sd_tpu.models.text_encoder import CLIPTextModel, CLIPTextModelWithProjection, at_end
 from sd_tpu.pipelines.configs import Configured, warn_of_unknown
 from sd_tpu.pipelines.files import MSGPACK, find_part, take_options
 from sd_tpu.pipelines.names import check, to_flax, to_ours
@@ -701,7 +701,7 @@ class FlaxCLIPTextModel(TransformersNetwork):
     def _encode(self, module: Any, ids: jax.Array, all_states: bool) -> Any:
         states = module.text_model.hidden_states(ids)
         last = module.text_model.final_layer_norm(states[-1])
-        pooled = last[jnp.arange(len(ids)), end_of_text(ids, self.config.eos_token_id)]
+        pooled = at_end(last, ids, self.config.eos_token_id)
         return self._output(module, last, pooled, tuple(states) if all_states else None)
 
     def _output(

@@ -520,7 +520,8 @@ def open_models(
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
     if tiny and not (first.parameters.decoder or models):
         raise ValueError(
-            f"The decoder {tiny.name} is for {tiny.family.pipelines[0]}; "  # ty: ignore[missing-union-attribute]
+            f"The decoder {tiny.name} is for "
+            f"{' and '.join(family.pipelines[0] for family in tiny.families)}; "
             f"{first.card.name} is another kind of model."
         )
     if tiny:

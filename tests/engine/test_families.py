@@ -25,7 +25,14 @@ def read(folder):
     "name, what",
     [
         ("StableDiffusionXLImg2ImgPipeline", "is the refiner of SDXL"),
-        ("FluxPipeline", "is FLUX"),
+        ("FluxKontextPipeline", r"is FLUX\.1 Kontext"),
+        ("FluxKontextInpaintPipeline", r"is FLUX\.1 Kontext"),
+        ("FluxFillPipeline", r"is FLUX\.1 Fill"),
+        ("FluxPriorReduxPipeline", r"is FLUX\.1 Redux"),
+        ("FluxControlPipeline", r"is FLUX\.1 that takes control pictures"),
+        ("FluxControlNetImg2ImgPipeline", r"is FLUX\.1 with a ControlNet"),
+        ("Flux2Pipeline", r"is FLUX\.2 \[dev\]"),
+        ("Flux2KleinKVPipeline", "is another kind of FLUX"),
         ("StableDiffusionInstructPix2PixPipeline", "is a model that edits pictures"),
         ("KandinskyPipeline", "is for KandinskyPipeline"),
         (None, "is for no pipeline that it names"),
@@ -39,7 +46,7 @@ def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_
     assert name is None or name in str(refused.value)
     assert str(refused.value).endswith(
         "those for StableDiffusionPipeline, StableDiffusionXLPipeline, StableDiffusion3Pipeline, "
-        "ZImagePipeline and Flux2KleinPipeline are supported."
+        "ZImagePipeline, FluxPipeline and Flux2KleinPipeline are supported."
     )
 
 

@@ -11,9 +11,11 @@ import torch
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
-from sd_tpu.families.decoder import STEM, TinyDecoder, _family_of
+from sd_tpu.families.decoder import STEM, TinyDecoder, _families_of
+from sd_tpu.families.flux import Flux
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
+from sd_tpu.families.z_image import ZImage
 from sd_tpu.pictures.images import read_parameters
 from sd_tpu.request import Request
 from sd_tpu.serving import latency
@@ -129,16 +131,17 @@ def test_pictures_are_those_of_pytorch_with_the_same_decoder(
 
 
 @pytest.mark.parametrize(
-    "name, family",
+    "name, families",
     [
-        ("madebyollin/taesd", StableDiffusion),
-        ("madebyollin/taesdxl", StableDiffusionXL),
-        ("TAESD-XL v1.1", StableDiffusionXL),
-        ("my decoder", None),
+        ("madebyollin/taesd", (StableDiffusion,)),
+        ("madebyollin/taesdxl", (StableDiffusionXL,)),
+        ("TAESD-XL v1.1", (StableDiffusionXL,)),
+        ("madebyollin/taef1", (ZImage, Flux)),
+        ("my decoder", ()),
     ],
 )
-def test_whose_latents_it_decodes_is_told_by_its_name(name, family):
-    assert _family_of(name) == family
+def test_whose_latents_it_decodes_is_told_by_its_name(name, families):
+    assert _families_of(name) == families
 
 
 def test_a_decoder_that_has_gone_is_told_without_where_it_was(checkpoints, folder, tmp_path):

@@ -10,7 +10,7 @@ from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
-from tests.support.tiny import text_encoder
+from tests.support.tiny import stir, text_encoder, wide_vae
 
 TRANSFORMER = dict(
     sample_size=8,
@@ -33,39 +33,27 @@ def make_pipeline(folder: Path, kind: str, *, t5: bool) -> diffusers.StableDiffu
     tokenizer = CLIPTokenizer.from_pretrained(BUNDLED_MODEL / "tokenizer")
     parts = dict(
         transformer=diffusers.SD3Transformer2DModel(**TRANSFORMER, **KINDS[kind]),
-        vae=diffusers.AutoencoderKL(
-            block_out_channels=(32, 64, 64),
-            layers_per_block=1,
-            latent_channels=16,
-            down_block_types=("DownEncoderBlock2D",) * 3,
-            up_block_types=("UpDecoderBlock2D",) * 3,
-            scaling_factor=1.5305,
-            shift_factor=0.0609,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        ),
+        vae=wide_vae(1.5305, 0.0609),
         text_encoder=text_encoder(CLIPTextModelWithProjection, 64, "quick_gelu", projection_dim=32),
         text_encoder_2=text_encoder(CLIPTextModelWithProjection, 128, "gelu", projection_dim=48),
-        text_encoder_3=_t5() if t5 else None,
+        text_encoder_3=t5_encoder(TRANSFORMER["joint_attention_dim"]) if t5 else None,
     )
+    stir(filter(None, parts.values()))
     with torch.no_grad():
-        for part in filter(None, parts.values()):
-            for tensor in part.parameters():
-                tensor += 0.1 * torch.randn_like(tensor)
-            part.eval()
         parts["transformer"].pos_embed.pos_embed += 0.3 * torch.randn(64, 64)
     return diffusers.StableDiffusion3Pipeline(
         **parts,
         tokenizer=tokenizer,
         tokenizer_2=tokenizer,
-        tokenizer_3=_t5_tokenizer(folder) if t5 else None,
+        tokenizer_3=t5_tokenizer(folder) if t5 else None,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
     )
 
 
-def _t5() -> transformers.T5EncoderModel:
+def t5_encoder(width: int) -> transformers.T5EncoderModel:
+    """Return a T5 that gives embeddings of this width."""
     config = transformers.T5Config(
-        d_model=TRANSFORMER["joint_attention_dim"],
+        d_model=width,
         d_kv=16,
         d_ff=64,
         num_layers=2,
@@ -76,7 +64,7 @@ def _t5() -> transformers.T5EncoderModel:
     return transformers.T5EncoderModel(config)
 
 
-def _t5_tokenizer(folder: Path) -> transformers.T5TokenizerFast:
+def t5_tokenizer(folder: Path) -> transformers.T5TokenizerFast:
     """Return a tokenizer of letters, with T5's special tokens, where transformers reads it from."""
     letters = [chr(code) for code in range(ord("!"), ord("~"))]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]

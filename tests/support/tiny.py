@@ -3,6 +3,7 @@ machines."""
 
 import os
 import re
+from collections.abc import Iterable
 
 import diffusers
 import torch
@@ -85,6 +86,30 @@ def text_encoder(kind, width: int, act: str, **options):
             **options,
         )
     )
+
+
+def wide_vae(scale: float, shift: float) -> diffusers.AutoencoderKL:
+    """Return an autoencoder as those of flow matching have it: 16 channels, no quant_conv."""
+    return diffusers.AutoencoderKL(
+        block_out_channels=(32, 64, 64),
+        layers_per_block=1,
+        latent_channels=16,
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        scaling_factor=scale,
+        shift_factor=shift,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+@torch.no_grad()
+def stir(parts: Iterable[torch.nn.Module]) -> None:
+    """Add some noise to every parameter of networks."""
+    for part in parts:
+        for tensor in part.parameters():
+            tensor += 0.1 * torch.randn_like(tensor)
+        part.eval()
 
 
 def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:

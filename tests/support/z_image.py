@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from tests.support.qwen import make_tokenizer
+from tests.support.tiny import stir, wide_vae
 
 TEXT = 48  # channels of the language model
 
@@ -26,17 +27,7 @@ def make_pipeline(folder: Path, shift: float = 3.0) -> diffusers.ZImagePipeline:
             axes_dims=[4, 6, 6],
             axes_lens=[1536, 64, 64],
         ),
-        vae=diffusers.AutoencoderKL(
-            block_out_channels=(32, 64, 64),
-            layers_per_block=1,
-            latent_channels=16,
-            down_block_types=("DownEncoderBlock2D",) * 3,
-            up_block_types=("UpDecoderBlock2D",) * 3,
-            scaling_factor=0.3611,
-            shift_factor=0.1159,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        ),
+        vae=wide_vae(0.3611, 0.1159),
         text_encoder=transformers.Qwen3Model(
             transformers.Qwen3Config(
                 vocab_size=300,
@@ -50,11 +41,7 @@ def make_pipeline(folder: Path, shift: float = 3.0) -> diffusers.ZImagePipeline:
             )
         ),
     )
-    with torch.no_grad():
-        for part in parts.values():
-            for tensor in part.parameters():
-                tensor += 0.1 * torch.randn_like(tensor)
-            part.eval()
+    stir(parts.values())
     return diffusers.ZImagePipeline(
         **parts,
         tokenizer=make_tokenizer(folder),
