@@ -1,15 +1,19 @@
-"""Names in the original layouts of Stable Diffusion -> names in diffusers' checkpoints.
+"""Names in the original layouts -> names in diffusers' checkpoints.
 
-The original repositories (CompVis/stable-diffusion, Stability-AI/generative-models) number the
-UNet's layers from end to end; diffusers numbers them by level. `[qkv]` in a name stands for each of
-the three that the original layout keeps in one tensor, in this order.
+The original repositories of Stable Diffusion (CompVis/stable-diffusion,
+Stability-AI/generative-models) number the UNet's layers from end to end; diffusers numbers them by
+level. Transformers of the others keep in one tensor what diffusers has in several. `[qkv]` in a
+name stands for each of the three of which that is so, in this order.
 """
 
 import dataclasses
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Self
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Self
+
+from sd_tpu.checkpoint.weights import Stored
 
 # Modules of the UNet that every one has once.
 UNET_ENDS = {
@@ -54,29 +58,255 @@ OPEN_CLIP_RULES = (
     (r"^positional_embedding$", "text_model.embeddings.position_embedding.weight"),
     (r"^text_projection$", "text_projection.weight"),
 )
-SD3_RULES = (
-    (r"^pos_embed$", "pos_embed.pos_embed"),
-    (r"^x_embedder\.", "pos_embed."),
-    (r"^t_embedder\.mlp\.", "time_text_embed.timestep_embedder.mlp."),
-    (r"^y_embedder\.mlp\.", "time_text_embed.text_embedder.mlp."),
-    (r"_embedder\.mlp\.0\.", "_embedder.linear_1."),
-    (r"_embedder\.mlp\.2\.", "_embedder.linear_2."),
-    (r"^joint_blocks\.", "transformer_blocks."),
-    (r"\.x_block\.adaLN_modulation\.1\.", ".norm1.linear."),
-    (r"\.x_block\.(attn2?)\.qkv\.", r".\1.to_[qkv]."),
-    (r"\.x_block\.(attn2?)\.ln_([qk])\.", r".\1.norm_\2."),
-    (r"\.x_block\.(attn2?)\.proj\.", r".\1.to_out.0."),
-    (r"\.x_block\.mlp\.", ".ff.mlp."),
-    (r"\.context_block\.adaLN_modulation\.1\.", ".norm1_context.linear."),
-    (r"\.context_block\.attn\.qkv\.", ".attn.add_[qkv]_proj."),
-    (r"\.context_block\.attn\.ln_([qk])\.", r".attn.norm_added_\1."),
-    (r"\.context_block\.attn\.proj\.", ".attn.to_add_out."),
-    (r"\.context_block\.mlp\.", ".ff_context.mlp."),
-    (r"\.(ff|ff_context)\.mlp\.fc1\.", r".\1.net.0.proj."),
-    (r"\.(ff|ff_context)\.mlp\.fc2\.", r".\1.net.2."),
-    (r"^final_layer\.adaLN_modulation\.1\.", "norm_out.linear."),
-    (r"^final_layer\.linear\.", "proj_out."),
+
+
+BLOCK = re.compile(r"(\w+)\.(\d+)\.(.+)")
+LEAF_NAMES = {"scale": "weight"}  # of an RMS norm, in Black Forest Labs' code
+
+
+def blocks_of(names: Iterable[str]) -> int:
+    """Return the most blocks of a kind that parameters of a transformer have by their names."""
+    return 1 + max((int(match[2]) for name in names if (match := BLOCK.match(name))), default=-1)
+
+
+class Module(NamedTuple):
+    """What diffusers calls a module of an original layout.
+
+    Attributes:
+        parts: diffusers' modules, and how many rows of the original's weights each has in
+            proportion; they follow one another.
+        swapped: the halves of the original's rows, shift and scale, are diffusers' in the other
+            order.
+    """
+
+    parts: Mapping[str, int]
+    swapped: bool = False
+
+    def split(self, tensor: Stored) -> dict[str, Stored]:
+        """Return the parts of a tensor of the module, by diffusers' module.
+
+        Raises:
+            ValueError: its rows cannot be divided.
+        """
+        whole = 2 if self.swapped else sum(self.parts.values())
+        if whole == 1:
+            return dict.fromkeys(self.parts, tensor)
+        if not tensor.shape or tensor.shape[0] % whole:
+            raise ValueError(f"{tensor.name} has {tensor.shape} in place of {whole} equal parts")
+        if self.swapped:
+            return dict.fromkeys(self.parts, dataclasses.replace(tensor, swapped=True))
+        unit = tensor.shape[0] // whole
+        ends = [unit * rows for rows in itertools.accumulate(self.parts.values())]
+        return {
+            part: tensor.rows_between(end - unit * rows, end)
+            for (part, rows), end in zip(self.parts.items(), ends, strict=True)
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Modules of a transformer by their names in its original layout.
+
+    Attributes:
+        mark: a parameter in diffusers' names that no other transformer has.
+        modules: those that diffusers calls otherwise, with what it calls them: `#` is the number of
+            a block, `[qkv]` each of the three, and `*4` of four times as many rows as the others.
+        swapped: those of them that are so, as `Module` says; `last` is the last block.
+    """
+
+    mark: str
+    modules: Mapping[str, str]
+    swapped: tuple[str, ...] = ()
+
+    def module(self, original: str, blocks: int) -> Module:
+        """Return what diffusers calls a module, in a transformer of so many blocks."""
+        number = BLOCK.match(original)
+        general = f"{number[1]}.#.{number[3]}" if number else original
+        parts = {}
+        for part in self.modules.get(general, original).split():
+            name, _, rows = part.replace("#", number[2] if number else "#").partition("*")
+            for letter in "qkv" if "[qkv]" in name else " ":
+                parts[name.replace("[qkv]", letter)] = int(rows or 1)
+        last = str(blocks - 1)
+        return Module(parts, original in [each.replace("last", last) for each in self.swapped])
+
+    def all_modules(self, names: Collection[str]) -> dict[str, Module]:
+        """Return those of a transformer whose parameters have these names in diffusers' layout."""
+        blocks = blocks_of(names)
+        originals = (
+            general.replace("#", str(number))
+            for general in self.modules
+            for number in range(blocks if "#" in general else 1)
+        )
+        found = {original: self.module(original, blocks) for original in originals}
+        return {
+            original: module
+            for original, module in found.items()
+            if all(f"{part}.weight" in names for part in module.parts)
+        }
+
+    def stored(self, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+        """Return tensors by diffusers' names, given those by their names in the original layout;
+        those that cannot be divided keep them."""
+        blocks = blocks_of(tensors)
+        stored = {}
+        for name, tensor in tensors.items():
+            path, dot, leaf = name.rpartition(".")
+            end = dot + LEAF_NAMES.get(leaf, leaf) if dot else ""
+            try:
+                parts = self.module(path or name, blocks).split(tensor)
+            except ValueError:
+                parts, end = {name: tensor}, ""
+            stored |= {f"{part}{end}": each for part, each in parts.items()}
+        return stored
+
+
+_SD3_BLOCK = {
+    "x_block.adaLN_modulation.1": "norm1.linear",
+    **{
+        f"x_block.{attention}.{theirs}": f"{attention}.{ours}"
+        for attention in ("attn", "attn2")
+        for theirs, ours in {
+            "qkv": "to_[qkv]",
+            "ln_q": "norm_q",
+            "ln_k": "norm_k",
+            "proj": "to_out.0",
+        }.items()
+    },
+    "x_block.mlp.fc1": "ff.net.0.proj",
+    "x_block.mlp.fc2": "ff.net.2",
+    "context_block.adaLN_modulation.1": "norm1_context.linear",
+    "context_block.attn.qkv": "attn.add_[qkv]_proj",
+    "context_block.attn.ln_q": "attn.norm_added_q",
+    "context_block.attn.ln_k": "attn.norm_added_k",
+    "context_block.attn.proj": "attn.to_add_out",
+    "context_block.mlp.fc1": "ff_context.net.0.proj",
+    "context_block.mlp.fc2": "ff_context.net.2",
+}
+_END = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear"}
+SD3 = Names(
+    "pos_embed.pos_embed",
+    {
+        "pos_embed": "pos_embed.pos_embed",
+        "x_embedder.proj": "pos_embed.proj",
+        "t_embedder.mlp.0": "time_text_embed.timestep_embedder.linear_1",
+        "t_embedder.mlp.2": "time_text_embed.timestep_embedder.linear_2",
+        "y_embedder.mlp.0": "time_text_embed.text_embedder.linear_1",
+        "y_embedder.mlp.2": "time_text_embed.text_embedder.linear_2",
+        **{
+            f"joint_blocks.#.{theirs}": f"transformer_blocks.#.{ours}"
+            for theirs, ours in _SD3_BLOCK.items()
+        },
+        **_END,
+    },
+    ("final_layer.adaLN_modulation.1", "joint_blocks.last.context_block.adaLN_modulation.1"),
 )
+# Of both FLUX.1 and FLUX.2
+_FLUX = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    **_END,
+    **{
+        f"double_blocks.#.{theirs}": f"transformer_blocks.#.attn.{ours}"
+        for theirs, ours in {
+            "img_attn.qkv": "to_[qkv]",
+            "img_attn.norm.query_norm": "norm_q",
+            "img_attn.norm.key_norm": "norm_k",
+            "img_attn.proj": "to_out.0",
+            "txt_attn.qkv": "add_[qkv]_proj",
+            "txt_attn.norm.query_norm": "norm_added_q",
+            "txt_attn.norm.key_norm": "norm_added_k",
+            "txt_attn.proj": "to_add_out",
+        }.items()
+    },
+    "single_blocks.#.norm.query_norm": "single_transformer_blocks.#.attn.norm_q",
+    "single_blocks.#.norm.key_norm": "single_transformer_blocks.#.attn.norm_k",
+}
+FLUX = Names(
+    "single_transformer_blocks.0.proj_mlp.weight",
+    {
+        **_FLUX,
+        **{
+            f"{theirs}.{layer}_layer": f"time_text_embed.{ours}_embedder.linear_{number}"
+            for theirs, ours in {
+                "time_in": "timestep",
+                "vector_in": "text",
+                "guidance_in": "guidance",
+            }.items()
+            for layer, number in {"in": 1, "out": 2}.items()
+        },
+        **{
+            f"double_blocks.#.{theirs}": f"transformer_blocks.#.{ours}"
+            for theirs, ours in {
+                "img_mod.lin": "norm1.linear",
+                "img_mlp.0": "ff.net.0.proj",
+                "img_mlp.2": "ff.net.2",
+                "txt_mod.lin": "norm1_context.linear",
+                "txt_mlp.0": "ff_context.net.0.proj",
+                "txt_mlp.2": "ff_context.net.2",
+            }.items()
+        },
+        "single_blocks.#.modulation.lin": "single_transformer_blocks.#.norm.linear",
+        "single_blocks.#.linear1": "single_transformer_blocks.#.attn.to_[qkv] "
+        "single_transformer_blocks.#.proj_mlp*4",
+        "single_blocks.#.linear2": "single_transformer_blocks.#.proj_out",
+    },
+    ("final_layer.adaLN_modulation.1",),
+)
+FLUX2 = Names(
+    "single_stream_modulation.linear.weight",
+    {
+        **_FLUX,
+        "time_in.in_layer": "time_guidance_embed.timestep_embedder.linear_1",
+        "time_in.out_layer": "time_guidance_embed.timestep_embedder.linear_2",
+        **{
+            f"{modulation}.lin": f"{modulation}.linear"
+            for modulation in (
+                "double_stream_modulation_img",
+                "double_stream_modulation_txt",
+                "single_stream_modulation",
+            )
+        },
+        **{
+            f"double_blocks.#.{theirs}": f"transformer_blocks.#.{ours}"
+            for theirs, ours in {
+                "img_mlp.0": "ff.linear_in",
+                "img_mlp.2": "ff.linear_out",
+                "txt_mlp.0": "ff_context.linear_in",
+                "txt_mlp.2": "ff_context.linear_out",
+            }.items()
+        },
+        "single_blocks.#.linear1": "single_transformer_blocks.#.attn.to_qkv_mlp_proj",
+        "single_blocks.#.linear2": "single_transformer_blocks.#.attn.to_out",
+    },
+    ("final_layer.adaLN_modulation.1",),
+)
+Z_IMAGE = Names(
+    "cap_pad_token",
+    {
+        "x_embedder": "all_x_embedder.2-1",
+        "final_layer.linear": "all_final_layer.2-1.linear",
+        "final_layer.adaLN_modulation.1": "all_final_layer.2-1.adaLN_modulation.1",
+        **{
+            f"{blocks}.#.attention.{theirs}": f"{blocks}.#.attention.{ours}"
+            for blocks in ("layers", "noise_refiner", "context_refiner")
+            for theirs, ours in {
+                "qkv": "to_[qkv]",
+                "out": "to_out.0",
+                "q_norm": "norm_q",
+                "k_norm": "norm_k",
+            }.items()
+        },
+    },
+)
+
+
+def original_modules(names: Collection[str]) -> dict[str, Module]:
+    """Return the modules by their original names of a transformer whose parameters have these."""
+    for transformer in (SD3, FLUX, FLUX2, Z_IMAGE):
+        if transformer.mark in names:
+            return transformer.all_modules(names)
+    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,11 +436,6 @@ def vae_name(name: str, levels: int) -> str:
 def open_clip_name(name: str) -> str:
     """Return a parameter of OpenCLIP's text encoder in the names of transformers' CLIPTextModel."""
     return _by_rules(OPEN_CLIP_RULES, name)
-
-
-def sd3_name(name: str) -> str:
-    """Return a parameter of Stable Diffusion 3's transformer in diffusers' names."""
-    return _by_rules(SD3_RULES, name)
 
 
 def _by_rules(rules: Sequence[tuple[str, str]], name: str) -> str:

@@ -1,4 +1,5 @@
-"""A whole checkpoint in one safetensors file, in the original layout of SD 1, 2 or 3 or SDXL.
+"""A whole checkpoint in one safetensors file, in the original layout of SD 1, 2 or 3, SDXL or
+FLUX.1.
 
 Which of them it is, and how wide and deep its networks are, is told by the names and shapes of its
 tensors. What these do not tell (the number of attention heads, the noise schedule) is as in the
@@ -14,15 +15,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sd_tpu.checkpoint import original
 from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
-from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed, sd3_name, vae_name
+from sd_tpu.checkpoint.original import Levels, blocks_of, open_clip_name, renamed, vae_name
 from sd_tpu.checkpoint.weights import DTYPES, NOT_PARAMETERS, Identity, Stored, modern, opened
 
 Shapes = Mapping[str, tuple[int, ...]]
 Config = dict[str, Any]
 
 SUFFIX = ".safetensors"
-UNET, VAE = "model.diffusion_model.", "first_stage_model."
+UNET = "model.diffusion_model."  # or a transformer
+VAES = ("first_stage_model.", "vae.")  # as ComfyUI writes some
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"  # tensors whose presence is all that they say
 OPEN_CLIP_LAYERS, SD2_WIDTH = 24, 1024  # of OpenCLIP-H, SD 2's text encoder
 BUFFERS = ("logit_scale", "attn_mask")  # of text encoders, or of CLIP's text and pictures together
@@ -31,14 +34,12 @@ TOKENS = "text_model.embeddings.token_embedding.weight"
 PROJECTION = "text_projection.weight"
 TEXT_LAYER = re.compile(r"text_model\.encoder\.layers\.(\d+)\.")
 T5_LAYER = re.compile(r"encoder\.block\.(\d+)\.")
-JOINT_BLOCK = re.compile(r"joint_blocks\.(\d+)\.")
 DUAL_BLOCK = re.compile(r"joint_blocks\.(\d+)\.x_block\.attn2\.")
 HEAD = 64  # channels of each head of SD 3's transformer
 VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # not `loss.`, `model_ema.`
 
 # A part of a tensor's name -> what a file is that holds such a one. The first that is there counts.
 OTHERS = {
-    "double_blocks.": "FLUX",
     "edm_mean": "Playground 2.5",
     "edm_vpred.": "CosXL",
     "conditioner.embedders.0.model.": "the refiner of SDXL",
@@ -52,6 +53,9 @@ OTHERS = {
     "down_blocks.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
     "text_model.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
     "joint_blocks.": "the transformer of Stable Diffusion 3 without autoencoder and text encoders",
+    "single_stream_modulation.": "FLUX.2",
+    "distilled_guidance_layer.": "Chroma",
+    "double_blocks.": "the transformer of FLUX.1 without autoencoder and text encoders",
     UNET: "a UNet without a text encoder",
 }
 CONFIG_FILES = {"model_index": "model_index.json", "scheduler": "scheduler/scheduler_config.json"}
@@ -95,9 +99,10 @@ class Layout:
         image_size: pixels of a side of the pictures it was trained on.
         scheduler: diffusers' config of its scheduler.
         vae: values of diffusers' config of its autoencoder.
-        denoiser: folder of the network that takes noise out of latents.
+        denoiser: which of DENOISERS takes noise out of latents.
         mark: begins names that no other has; "" is told by all its text encoders being there.
-        t5: what begins the names of each T5 encoder's tensors, by folder; a file may lack them.
+        t5: what begins the names of each T5 encoder's tensors, by folder.
+        needs_t5: nothing is drawn without it; else a file may lack it.
     """
 
     name: str
@@ -106,9 +111,10 @@ class Layout:
     image_size: int
     scheduler: Config
     vae: Config
-    denoiser: Literal["unet", "transformer"] = "unet"
+    denoiser: Literal["unet", "sd3", "flux"] = "unet"
     mark: str = ""
     t5: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs_t5: bool = False
 
     def is_in(self, names: Collection[str]) -> bool:
         """Whether a file of tensors with these names is of this layout."""
@@ -186,13 +192,31 @@ SD3 = Layout(
         use_quant_conv=False,
         use_post_quant_conv=False,
     ),
-    denoiser="transformer",
+    denoiser="sd3",
     mark=f"{UNET}joint_blocks.",
     t5={"text_encoder_3": "text_encoders.t5xxl.transformer."},
 )
-WIDTHS = {
-    encoder.width for layout in (SD1, SD2, SDXL, SD3) for encoder in layout.text_encoders.values()
-}
+FLUX = Layout(
+    "FLUX.1",
+    "FluxPipeline",
+    {"text_encoder": TextEncoder("text_encoders.clip_l.", **CLIP)},
+    1024,
+    FLOW | dict(shift=1.0),
+    dict(
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        force_upcast=True,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    ),
+    denoiser="flux",
+    mark=f"{UNET}double_blocks.0.img_mod.",
+    t5={"text_encoder_2": "text_encoders.t5xxl.transformer."},
+    needs_t5=True,
+)
+DYNAMIC_SHIFT = dict(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15)  # of FLUX.1 dev
+LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX)
+WIDTHS = {encoder.width for layout in LAYOUTS for encoder in layout.text_encoders.values()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +256,7 @@ def read(path: Path, *, t5: bool = True) -> SingleFile:
     layout = _recognized(path, tensors)
     folder = path.with_suffix("")
     folder = folder if folder.is_dir() else None
-    tensors = _with_tokenizers(path, layout, tensors, folder if t5 else None)
+    tensors = _with_tokenizers(path, layout, tensors, t5)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
         configs = _inferred(layout, shapes)
@@ -272,12 +296,13 @@ def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:
         "tensors of no kind known here",
     )
     if not (present("edm_mean") or present("edm_vpred.")):  # other noise, of SDXL's layout
-        for layout in (SD3, SDXL, SD2 if _is_after_sd_1(tensors) else SD1):
+        for layout in (FLUX, SD3, SDXL, SD2 if _is_after_sd_1(tensors) else SD1):
             if layout.is_in(tensors):
                 parts = {
                     DENOISERS[layout.denoiser].what: present(UNET),
-                    "autoencoder": present(VAE),
+                    "autoencoder": any(map(present, VAES)),
                     "CLIP text encoders": layout.has_texts(tensors),
+                    "T5": not layout.needs_t5 or all(map(present, layout.t5.values())),
                 }
                 lacks = [what for what, there in parts.items() if not there]
                 if lacks:
@@ -288,7 +313,7 @@ def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:
                     )
                 return layout
     raise CheckpointError(
-        f"{path} holds {other}; single files of Stable Diffusion 1, 2 and 3 and of SDXL "
+        f"{path} holds {other}; single files of Stable Diffusion 1, 2 and 3, of SDXL and of FLUX.1 "
         "in their original layouts are supported."
     )
 
@@ -309,25 +334,36 @@ def _is_after_sd_1(tensors: Mapping[str, Stored]) -> bool:
 
 
 def _with_tokenizers(
-    path: Path, layout: Layout, tensors: Mapping[str, Stored], folder: Path | None
+    path: Path, layout: Layout, tensors: Mapping[str, Stored], t5: bool
 ) -> dict[str, Stored]:
-    """Return the tensors but for those of T5 encoders whose tokenizers are not in the folder.
+    """Return the tensors but for those of T5 encoders that nobody wants, or whose tokenizers are
+    not in the folder beside the file.
 
     Raises:
-        CheckpointError: a T5 encoder that is left has numbers of a kind that is not read.
+        CheckpointError: a T5 encoder that is left has numbers of a kind that is not read, or the
+            tokenizer of one that nothing is drawn without is missing.
     """
     tensors = dict(tensors)
     for part, begin in layout.t5.items():
-        tokenizer = folder / _tokenizer_of(part) if folder else None
+        tokenizer = path.with_suffix("") / _tokenizer_of(part)
         names = [name for name in tensors if name.startswith(begin)]
-        if not (tokenizer and tokenizer.is_dir()):
+        if not (t5 and tokenizer.is_dir()):
+            if t5 and layout.needs_t5:
+                raise CheckpointError(
+                    f"{path} holds {layout.name}, which draws nothing without T5, and no tokenizer "
+                    f"for it: put T5's tokenizer.json into {tokenizer}."
+                )
             for name in names:
                 del tensors[name]
         elif others := {tensors[name].dtype for name in names} - {*DTYPES}:
+            leave_out = (
+                ""
+                if layout.needs_t5
+                else f", or leave T5 out with --no-t5, or by taking {tokenizer} away"
+            )
             raise CheckpointError(
                 f"{path} holds T5 in {' and '.join(sorted(others))}, supported are "
-                f"{', '.join(DTYPES)}. Take a file that holds it in one of these, or leave T5 out "
-                f"with --no-t5, or by taking {tokenizer} away."
+                f"{', '.join(DTYPES)}. Take a file that holds it in one of these{leave_out}."
             )
     return tensors
 
@@ -337,7 +373,7 @@ def _with_tokenizers(
 
 def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
     """Infer diffusers' configs; raises LookupError or ValueError where tensors are missing."""
-    vae = _vae_config(layout, _part(shapes, VAE))
+    vae = _vae_config(layout, _vae_part(shapes))
     denoiser = DENOISERS[layout.denoiser]
     network = denoiser.config(layout, _part(shapes, UNET))
     downscale = 2 ** (len(vae["block_out_channels"]) - 1)
@@ -345,7 +381,7 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
         "model_index": {"_class_name": layout.class_name},
         "scheduler": {**layout.scheduler},
         "vae": vae,
-        layout.denoiser: {**network, "sample_size": layout.image_size // downscale},
+        denoiser.folder: {**network, "sample_size": layout.image_size // downscale},
         **{
             part: _text_config(layout, part, _part(shapes, encoder.begin(shapes)))
             for part, encoder in layout.text_encoders.items()
@@ -358,8 +394,9 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
     }
     widths = [configs[part]["hidden_size"] for part in layout.text_encoders]
     takes = network[denoiser.texts]
-    # CLIP's texts are filled up to the width of T5's, where a layout has one.
-    if not (sum(widths) <= takes if layout.t5 else sum(widths) == takes) or any(
+    # CLIP's texts are filled up to the width of T5's, where a layout may have both.
+    filled = layout.t5 and not layout.needs_t5
+    if not (sum(widths) <= takes if filled else sum(widths) == takes) or any(
         width in WIDTHS and width != encoder.width
         for width, encoder in zip(widths, layout.text_encoders.values(), strict=True)
     ):
@@ -377,6 +414,8 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
         configs["scheduler"]["prediction_type"] = "epsilon"
         configs["vae"]["sample_size"] = 512
         configs["unet"]["sample_size"] = 512 // downscale
+    if network.get("guidance_embeds"):
+        configs["scheduler"] |= DYNAMIC_SHIFT
     if V_PREDICTION in shapes:
         configs["scheduler"]["prediction_type"] = "v_prediction"
     if ZERO_SNR in shapes:
@@ -390,6 +429,10 @@ def _part(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         for name, value in tensors.items()
         if name.startswith(prefix)
     }
+
+
+def _vae_part(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return next(filter(None, (_part(tensors, begin) for begin in VAES)), {})
 
 
 def _unet_config(layout: Layout, shapes: Shapes) -> Config:
@@ -493,7 +536,7 @@ def _one(values: Iterable[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else values
 
 
-def _transformer_config(_: Layout, shapes: Shapes) -> Config:
+def _sd3_config(_: Layout, shapes: Shapes) -> Config:
     width, joint = shapes["context_embedder.weight"]
     patch = shapes["x_embedder.proj.weight"][-1]
     dual = {int(match[1]) for name in shapes if (match := DUAL_BLOCK.match(name))}
@@ -502,7 +545,7 @@ def _transformer_config(_: Layout, shapes: Shapes) -> Config:
         patch_size=patch,
         in_channels=shapes["x_embedder.proj.weight"][1],
         out_channels=shapes["final_layer.linear.weight"][0] // patch**2,
-        num_layers=_last_block(shapes) + 1,
+        num_layers=blocks_of(shapes),
         attention_head_dim=HEAD,
         num_attention_heads=width // HEAD,
         joint_attention_dim=joint,
@@ -514,8 +557,22 @@ def _transformer_config(_: Layout, shapes: Shapes) -> Config:
     )
 
 
-def _last_block(names: Iterable[str]) -> int:
-    return max(int(match[1]) for name in names if (match := JOINT_BLOCK.match(name)))
+def _flux_config(_: Layout, shapes: Shapes) -> Config:
+    width, joint = shapes["txt_in.weight"]
+    head = shapes["double_blocks.0.img_attn.norm.key_norm.scale"][0]
+    return dict(
+        _class_name="FluxTransformer2DModel",
+        patch_size=1,
+        in_channels=shapes["img_in.weight"][1],
+        out_channels=shapes["final_layer.linear.weight"][0],
+        num_layers=blocks_of(name for name in shapes if name.startswith("double_blocks.")),
+        num_single_layers=blocks_of(name for name in shapes if name.startswith("single_blocks.")),
+        attention_head_dim=head,
+        num_attention_heads=width // head,
+        joint_attention_dim=joint,
+        pooled_projection_dim=shapes["vector_in.in_layer.weight"][1],
+        guidance_embeds="guidance_in.in_layer.weight" in shapes,
+    )
 
 
 def _vae_config(layout: Layout, shapes: Shapes) -> Config:
@@ -619,9 +676,10 @@ def _tokenizer_of(text_encoder: str) -> str:
 def _stored(
     layout: Layout, tensors: Mapping[str, Stored], configs: Mapping[str, Config]
 ) -> dict[str, dict[str, Stored]]:
+    denoiser = DENOISERS[layout.denoiser]
     parts = {
-        layout.denoiser: DENOISERS[layout.denoiser].stored(_part(tensors, UNET)),
-        "vae": _vae(_part(tensors, VAE)),
+        denoiser.folder: denoiser.stored(_part(tensors, UNET)),
+        "vae": _vae(_vae_part(tensors)),
     }
     for folder, encoder in layout.text_encoders.items():
         stored = _open_clip(_part(tensors, encoder.begin(tensors)), layout, configs[folder])
@@ -641,17 +699,6 @@ def _stored(
 def _unet(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     modules = {original: ours for ours, original in Levels.of_original(tensors).modules().items()}
     return {renamed(name, modules): tensor for name, tensor in tensors.items()}
-
-
-def _transformer(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Return SD 3's tensors; modulations without a gate have shift and scale, diffusers' scale and
-    shift."""
-    swapped = (f"joint_blocks.{_last_block(tensors)}.context_block.adaLN_", "final_layer.adaLN_")
-    stored = {}
-    for name, tensor in tensors.items():
-        tensor = dataclasses.replace(tensor, swapped=name.startswith(swapped))
-        stored |= _split(sd3_name(name), tensor)
-    return stored
 
 
 def _identity(text_encoder: Mapping[str, Stored]) -> Identity:
@@ -702,9 +749,7 @@ def _split(name: str, tensor: Stored) -> dict[str, Stored]:
         return {name: tensor}
     rows = tensor.shape[0] // 3
     return {
-        name.replace("[qkv]", part): dataclasses.replace(
-            tensor, shape=(rows, *tensor.shape[1:]), rows=(i * rows, (i + 1) * rows)
-        )
+        name.replace("[qkv]", part): tensor.rows_between(i * rows, (i + 1) * rows)
         for i, part in enumerate("qkv")
     }
 
@@ -713,12 +758,14 @@ class Denoiser(NamedTuple):
     """How the network that takes noise out of latents is read.
 
     Attributes:
+        folder: where diffusers keeps it.
         what: it is, for people.
         config: (layout, shapes by names in the file) -> diffusers' config.
         stored: (tensors by names in the file) -> by diffusers' names.
-        texts: what its config calls the width of texts that it takes.
+        texts: what its config calls the width of CLIP's texts that it takes.
     """
 
+    folder: str
     what: str
     config: Callable[[Layout, Shapes], Config]
     stored: Callable[[Mapping[str, Stored]], dict[str, Stored]]
@@ -726,8 +773,11 @@ class Denoiser(NamedTuple):
 
 
 DENOISERS = {
-    "unet": Denoiser("UNet", _unet_config, _unet, "cross_attention_dim"),
-    "transformer": Denoiser(
-        "transformer", _transformer_config, _transformer, "joint_attention_dim"
+    "unet": Denoiser("unet", "UNet", _unet_config, _unet, "cross_attention_dim"),
+    "sd3": Denoiser(
+        "transformer", "transformer", _sd3_config, original.SD3.stored, "joint_attention_dim"
+    ),
+    "flux": Denoiser(
+        "transformer", "transformer", _flux_config, original.FLUX.stored, "pooled_projection_dim"
     ),
 }

@@ -102,6 +102,10 @@ class Stored:
     transposed: bool = False
     swapped: bool = False
 
+    def rows_between(self, first: int, end: int) -> "Stored":
+        """Return what is stored in these rows of the tensor."""
+        return dataclasses.replace(self, shape=(end - first, *self.shape[1:]), rows=(first, end))
+
     def read(self, tensors) -> np.ndarray:
         """Read the parameter in PyTorch's order of axes, given its file as `opened` gives it.
 

@@ -20,6 +20,7 @@ from sd_tpu.checkpoint import single_file, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from tests.support import sd3
+from tests.support.single_files import read_from, refusal, rewritten, without
 from tests.support.tiny import text_encoder
 
 TRANSFORMER, VAE = "model.diffusion_model.", "first_stage_model."
@@ -161,39 +162,11 @@ def file(files, tmp_path) -> Path:
     return shutil.copy(files["SD 3"], tmp_path / "model.safetensors")
 
 
-def rewritten(file: Path, change) -> Path:
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file)
-    return file
-
-
-def without(file: Path, *prefixes: str) -> Path:
-    def change(tensors):
-        for name in [name for name in tensors if name.startswith(prefixes)]:
-            del tensors[name]
-
-    return rewritten(file, change)
-
-
 def beside(file: Path, pipeline) -> Path:
     """T5's tokenizer in the folder of the file's name."""
     folder = file.with_suffix("")
     pipeline.tokenizer_3.save_pretrained(folder / "tokenizer_3")
     return folder
-
-
-def refusal(file: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        single_file.read(file)
-    message = str(caught.value)
-    assert str(file) in message and "\n" not in message
-    return message
-
-
-def read_from(single: single_file.SingleFile, part: str) -> dict[str, np.ndarray]:
-    with weights.opened(single.path) as tensors:
-        return {name: stored.read(tensors) for name, stored in single.stored[part].items()}
 
 
 # --- names, shapes and configs --------------------------------------------------------------------
@@ -273,7 +246,7 @@ def test_the_published_sizes_are_told(blocks, width, positions):
         "y_embedder.mlp.0.weight": (width, 2048),
         "pos_embed": (1, positions**2, width),
     }
-    assert single_file._transformer_config(single_file.SD3, shapes) == dict(
+    assert single_file._sd3_config(single_file.SD3, shapes) == dict(
         _class_name="SD3Transformer2DModel",
         patch_size=2,
         in_channels=16,
@@ -389,7 +362,7 @@ def test_one_text_encoder_of_two_is_not_enough(file):
 def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
     save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
     message = refusal(tmp_path / "other.safetensors")
-    assert told in message and "Stable Diffusion 1, 2 and 3 and of SDXL" in message
+    assert told in message and "Stable Diffusion 1, 2 and 3, of SDXL and of FLUX.1" in message
 
 
 @pytest.mark.parametrize("width, takes", [(768, 4096), (128, 96)])

@@ -1,0 +1,260 @@
+"""Single files of FLUX.1 in the original layout, against diffusers' folders and its own reading of
+them."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import diffusers
+import jax
+import numpy as np
+import pytest
+import torch
+from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
+from safetensors.torch import save_file
+
+from benchmarks.make_checkpoint import original_vae
+from sd_tpu.checkpoint import original, single_file, weights
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.checkpoint import Checkpoint
+from tests.support.flux import make_pipeline
+from tests.support.single_files import read_from, refusal, rewritten, without
+
+TRANSFORMER, VAE = "model.diffusion_model.", "vae."
+CLIP, T5 = "text_encoders.clip_l.transformer.", "text_encoders.t5xxl.transformer."
+KINDS = ("schnell", "dev")
+# As no file tells: heads of 128 channels.
+SIZES = dict(attention_head_dim=128, num_attention_heads=2, axes_dims_rope=(16, 56, 56))
+RENAMES = (
+    ("time_text_embed.timestep_embedder.linear_1", "time_in.in_layer"),
+    ("time_text_embed.timestep_embedder.linear_2", "time_in.out_layer"),
+    ("time_text_embed.text_embedder.linear_1", "vector_in.in_layer"),
+    ("time_text_embed.text_embedder.linear_2", "vector_in.out_layer"),
+    ("time_text_embed.guidance_embedder.linear_1", "guidance_in.in_layer"),
+    ("time_text_embed.guidance_embedder.linear_2", "guidance_in.out_layer"),
+    ("context_embedder", "txt_in"),
+    ("x_embedder", "img_in"),
+    ("norm_out.linear", "final_layer.adaLN_modulation.1"),
+    (r"single_transformer_blocks\.(\d)\.attn\.norm_q", r"single_blocks.\1.norm.query_norm"),
+    (r"single_transformer_blocks\.(\d)\.attn\.norm_k", r"single_blocks.\1.norm.key_norm"),
+    (r"single_transformer_blocks\.(\d)\.norm\.linear", r"single_blocks.\1.modulation.lin"),
+    (r"single_transformer_blocks\.(\d)\.attn\.to_q", r"single_blocks.\1.linear1"),
+    (r"single_transformer_blocks\.(\d)\.proj_out", r"single_blocks.\1.linear2"),
+    (r"transformer_blocks\.(\d)\.norm1_context\.linear", r"double_blocks.\1.txt_mod.lin"),
+    (r"transformer_blocks\.(\d)\.norm1\.linear", r"double_blocks.\1.img_mod.lin"),
+    (r"transformer_blocks\.(\d)\.attn\.to_q", r"double_blocks.\1.img_attn.qkv"),
+    (r"transformer_blocks\.(\d)\.attn\.add_q_proj", r"double_blocks.\1.txt_attn.qkv"),
+    (r"transformer_blocks\.(\d)\.attn\.norm_added_q", r"double_blocks.\1.txt_attn.norm.query_norm"),
+    (r"transformer_blocks\.(\d)\.attn\.norm_added_k", r"double_blocks.\1.txt_attn.norm.key_norm"),
+    (r"transformer_blocks\.(\d)\.attn\.norm_q", r"double_blocks.\1.img_attn.norm.query_norm"),
+    (r"transformer_blocks\.(\d)\.attn\.norm_k", r"double_blocks.\1.img_attn.norm.key_norm"),
+    (r"transformer_blocks\.(\d)\.attn\.to_out\.0", r"double_blocks.\1.img_attn.proj"),
+    (r"transformer_blocks\.(\d)\.attn\.to_add_out", r"double_blocks.\1.txt_attn.proj"),
+    (r"transformer_blocks\.(\d)\.ff\.net\.0\.proj", r"double_blocks.\1.img_mlp.0"),
+    (r"transformer_blocks\.(\d)\.ff\.net\.2", r"double_blocks.\1.img_mlp.2"),
+    (r"transformer_blocks\.(\d)\.ff_context\.net\.0\.proj", r"double_blocks.\1.txt_mlp.0"),
+    (r"transformer_blocks\.(\d)\.ff_context\.net\.2", r"double_blocks.\1.txt_mlp.2"),
+    ("proj_out", "final_layer.linear"),
+)
+
+
+def original_transformer(state: dict) -> dict:
+    """The transformer's tensors as Black Forest Labs name them; the package's way reversed."""
+    result = {}
+    for name, tensor in state.items():
+        if re.search(r"\.(to_[kv]|add_[kv]_proj|proj_mlp)\.", name):
+            continue
+        if "norm_out" in name:
+            tensor = tensor.roll(len(tensor) // 2, 0)
+        elif ".to_q." in name or ".add_q_proj." in name:
+            parts = [re.sub(r"(to|add)_q", rf"\1_{part}", name) for part in "qkv"]
+            if name.startswith("single"):
+                parts.append(name.replace("attn.to_q", "proj_mlp"))
+            tensor = torch.cat([state[part] for part in parts])
+        for ours, theirs in RENAMES:
+            name, count = re.subn(rf"^{ours}\.", f"{theirs}.", name)
+            if count:
+                break
+        result[re.sub(r"_norm\.weight$", "_norm.scale", name)] = tensor.contiguous()
+    return result
+
+
+def write_original(pipeline: diffusers.FluxPipeline, file: Path, vae: str = VAE) -> Path:
+    """The pipeline as a single file, with the other things that published files hold."""
+    tensors = {
+        TRANSFORMER + name: tensor
+        for name, tensor in original_transformer(pipeline.transformer.state_dict()).items()
+    }
+    for name, tensor in pipeline.vae.state_dict().items():
+        attention = "attentions" in name and tensor.ndim == 2
+        tensors[vae + original_vae(name, 3)] = tensor[:, :, None, None] if attention else tensor
+    for name, tensor in pipeline.text_encoder.state_dict().items():
+        tensors[CLIP + weights.modern(name)] = tensor
+    for name, tensor in pipeline.text_encoder_2.state_dict().items():
+        tensors[T5 + name] = tensor.clone()
+    tensors[f"{CLIP}text_projection.weight"] = torch.eye(64)
+    for prefix in (CLIP, T5):
+        tensors[prefix.replace("transformer.", "logit_scale")] = torch.tensor(4.6)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return file
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory) -> dict[str, diffusers.FluxPipeline]:
+    folder = tmp_path_factory.mktemp("words")
+    return {kind: make_pipeline(folder / kind, dev=kind == "dev", **SIZES) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def files(pipelines, tmp_path_factory) -> dict[str, Path]:
+    """A single file of each kind, with T5's tokenizer beside it."""
+    folder = tmp_path_factory.mktemp("single")
+    for kind, pipeline in pipelines.items():
+        pipeline.tokenizer_2.save_pretrained(folder / f"tiny {kind}" / "tokenizer_2")
+    return {
+        kind: write_original(pipeline, folder / f"tiny {kind}.safetensors")
+        for kind, pipeline in pipelines.items()
+    }
+
+
+@pytest.fixture
+def file(files, tmp_path) -> Path:
+    """A copy of the file of schnell, to be spoilt."""
+    shutil.copytree(files["schnell"].with_suffix(""), tmp_path / "model")
+    return shutil.copy(files["schnell"], tmp_path / "model.safetensors")
+
+
+def test_every_parameter_of_a_file_is_that_of_the_folder(files, pipelines, kind, tmp_path):
+    pipelines[kind].save_pretrained(tmp_path)
+    (folder, expected), (file, params) = map(Checkpoint.from_pretrained, (tmp_path, files[kind]))
+    assert file.model == folder.model  # by which programs are compiled
+    assert file.default_size[0] == 1024
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    schedules = [
+        each.model.schedule_of(each.schedule, 512, 512, 4).shift for each in (file, folder)
+    ]
+    assert schedules[0] == schedules[1]
+    inputs = [each.prompt_inputs("a cat", guidance=3.0) for each in (file, folder)]
+    jax.tree.map(np.testing.assert_array_equal, *inputs)
+
+
+def test_configs_are_inferred_as_diffusers_wrote_them(files, pipelines, kind):
+    single = single_file.read(files[kind])
+    assert single.class_name == "FluxPipeline"
+    for part in single.stored:
+        config = getattr(pipelines[kind], part).config
+        theirs = json.loads(
+            json.dumps(config.to_dict() if part.startswith("text") else dict(config))
+        )
+        ours = json.loads(json.dumps(single.configs[part]))
+        if part == "transformer":
+            theirs["out_channels"] = theirs["in_channels"]  # which null stands for
+        # What it needs to be, and these do not say
+        for name in ours.keys() - {"_class_name", "architectures", "force_upcast", "sample_size"}:
+            assert ours[name] == theirs[name], (part, name)
+    assert bool(single.configs["scheduler"].get("use_dynamic_shifting")) == (kind == "dev")
+
+
+def test_every_tensor_of_the_transformer_is_the_one_that_diffusers_reads(tmp_path):
+    """At the width that diffusers takes for granted, of a single column."""
+    with torch.device("meta"):
+        state = diffusers.FluxTransformer2DModel(
+            num_layers=2, num_single_layers=2, guidance_embeds=True
+        ).state_dict()
+    numbered = {
+        name: torch.arange(len(tensor)) * len(state) + float(number)
+        for number, (name, tensor) in enumerate(state.items())
+    }
+    tensors = original_transformer(numbered)
+    save_file(tensors, tmp_path / "alone.safetensors")
+    stored = original.FLUX.stored(weights.contents([tmp_path / "alone.safetensors"]))
+    expected = convert_flux_transformer_checkpoint_to_diffusers(tensors)
+    assert stored.keys() == expected.keys() == state.keys()
+    with weights.opened(tmp_path / "alone.safetensors") as opened:
+        for name, tensor in stored.items():
+            np.testing.assert_array_equal(tensor.read(opened), expected[name], err_msg=name)
+
+
+def test_an_autoencoder_may_have_the_older_prefix(pipelines, file):
+    write_original(pipelines["schnell"], file, vae="first_stage_model.")
+    assert Checkpoint.open(file).model.vae_config.shift_factor == 0.1159
+
+
+def test_shift_and_scale_change_places_at_the_end_alone(files, pipelines, kind):
+    state = pipelines[kind].transformer.state_dict()
+    ours = read_from(single_file.read(files[kind]), "transformer")
+    for name in ("norm_out.linear.weight", "transformer_blocks.0.norm1.linear.bias"):
+        np.testing.assert_array_equal(ours[name], state[name].numpy())
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prefix, lacks", [(VAE, "autoencoder"), (CLIP, "CLIP text encoders"), (T5, "T5")]
+)
+def test_a_file_that_is_not_whole_says_what_it_lacks(file, prefix, lacks):
+    message = refusal(without(file, prefix))
+    assert f"holds FLUX.1 without its {lacks}, so" in message
+
+
+def test_a_file_without_t5s_tokenizer_says_where_to_put_it(file):
+    shutil.rmtree(file.with_suffix(""))
+    message = refusal(file)
+    assert f"put T5's tokenizer.json into {file.with_suffix('') / 'tokenizer_2'}." in message
+    with pytest.raises(CheckpointError, match=r"draws nothing without T5.*without --no-t5"):
+        Checkpoint.open(file, t5=False)
+
+
+def test_t5_in_float8_is_refused(file):
+    name = f"{T5}encoder.block.0.layer.0.SelfAttention.q.weight"
+    rewritten(file, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
+    message = refusal(file)
+    assert "holds T5 in F8_E4M3, supported are" in message and "--no-t5" not in message
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("double_blocks.0.img_mod.lin.weight", "the transformer of FLUX.1 without autoencoder"),
+        ("model.diffusion_model.single_stream_modulation.lin.weight", "FLUX.2"),
+        ("model.diffusion_model.distilled_guidance_layer.in_proj.bias", "Chroma"),
+        ("lora_unet_double_blocks_0_img_mod_lin.lora_up.weight", "a LoRA"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
+    save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
+    message = refusal(tmp_path / "other.safetensors")
+    assert f"holds {told}" in message and "and of FLUX.1 in their original layouts" in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{TRANSFORMER}img_in.weight",
+        f"{TRANSFORMER}final_layer.adaLN_modulation.1.weight",
+        f"{TRANSFORMER}double_blocks.0.img_attn.qkv.weight",
+        f"{TRANSFORMER}double_blocks.0.img_attn.norm.key_norm.scale",
+        f"{TRANSFORMER}single_blocks.1.linear1.weight",
+        f"{TRANSFORMER}single_blocks.1.linear1.bias",
+        f"{CLIP}text_model.final_layer_norm.weight",
+        f"{T5}shared.weight",
+    ],
+)
+@pytest.mark.parametrize("shape", [None, (), (3,), (0, 0)])
+def test_missing_and_misshapen_tensors_are_a_sentence_or_listed(file, name, shape):
+    def change(tensors):
+        del tensors[name]
+        if shape is not None:
+            tensors[name] = torch.ones(shape)
+
+    rewritten(file, change)
+    with pytest.raises(CheckpointError):
+        Checkpoint.from_pretrained(file)
