@@ -21,13 +21,33 @@ import numpy as np
 import re2
 
 from sd_tpu.checkpoint.config import CheckpointError
-from sd_tpu.checkpoint.original import Levels, open_clip_name, renamed
+from sd_tpu.checkpoint.original import Levels, Module, open_clip_name, original_modules, renamed
 from sd_tpu.checkpoint.weights import DTYPES, Stored, is_finite, modern, opened
 from sd_tpu.reading import composed
 
 Shapes = Mapping[str, tuple[int, ...]]
 Modules = Mapping[str, Mapping[str, Stored]]  # as a file calls them -> factor -> where it lies
 Factors = Mapping[str, np.ndarray]
+Place = tuple[str, Module]  # the component that a module is of, and what it is called there
+
+
+class Change(NamedTuple):
+    """What a file adds to a parameter; nothing of it has been read.
+
+    Attributes:
+        component: of the parameter.
+        name: of the parameter, in a checkpoint.
+        module: whose the factors are in the file.
+        factors: where they lie.
+        scale: of a rank, where no alpha is told.
+    """
+
+    component: str
+    name: str
+    module: str
+    factors: Mapping[str, Stored]
+    scale: Callable[[int], float] = lambda rank: 1.0
+
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U8")  # which an alpha may be
 # What embeddings are called in files, of one text encoder or of two.
@@ -64,9 +84,11 @@ Delta = LowRank | Hadamard | Kronecker
 # kohya's, and of LyCORIS and SimpleTuner.
 COMPONENTS = {
     "unet": ("unet", "lora_unet", "lycoris_unet", "lycoris"),
-    "transformer": ("transformer",),
+    "transformer": ("transformer", "lora_transformer", "unet", "lora_unet", "lycoris"),
     "text_encoder": ("text_encoder", "lora_te", "lora_te1", "lycoris_te", "lycoris_te1", "lycoris"),
-    "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2"),
+    # FLUX.1's is a T5, which kohya calls the third as in Stable Diffusion 3.
+    "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2", "lora_te3"),
+    "text_encoder_3": ("text_encoder_3", "lora_te3"),
 }
 # Prefixes that come with dots alone: ComfyUI's, OneTrainer's, and those of single files.
 PREFIXES = {
@@ -87,6 +109,9 @@ KEY = re.compile(
     r"(?:(?:lora_)?(?P<kohya>down|up|mid)\.weight|lora_(?P<peft>[AB])(?:\.[^.]+)?\.weight"
     r"|(?P<other>alpha|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)))"
 )
+# Factors of as many rows as the weight, or of a number that divides them: where a file's layer is
+# several here, each takes rows of these.
+BY_ROWS = ("up", "hada_w1_a", "hada_w2_a", "lokr_w1", "lokr_w1_a")
 # Bounds of a file's patterns together: characters, and bytes of memory to match them.
 MAX_PATTERNS, PATTERN_BYTES = 1 << 16, 1 << 26
 MAX_RANK = 1024  # which trainers let people choose, of small weights as well
@@ -189,18 +214,17 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
         CheckpointError: the file is damaged, is not understood, or is for other models.
     """
     with opened(path) as tensors:
-        modules, parameters, scales = _header(path, tensors, shapes)
         deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
-        for module, (component, name) in parameters.items():
+        for change in _header(path, tensors, shapes):
             factors = {
-                factor: _array(path, tensors, stored.name)
-                for factor, stored in modules[module].items()
+                factor: _array(path, tensors, stored) for factor, stored in change.factors.items()
             }
+            shape = shapes[change.component][change.name]
             try:
-                deltas[component][name] = _delta(factors, shapes[component][name], scales[module])
+                deltas[change.component][change.name] = _delta(factors, shape, change.scale)
             except (ValueError, ArithmeticError):
                 raise CheckpointError(
-                    f"{path} is damaged: the scale of {module} is no finite number."
+                    f"{path} is damaged: the scale of {change.module} is no finite number."
                 ) from None
     return dict(deltas)
 
@@ -215,32 +239,28 @@ def changed_by_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, list[
     Raises:
         CheckpointError: as `read_lora`, but for weights that are no numbers.
     """
-    with opened(path) as tensors:
-        modules, parameters, _ = _header(path, tensors, shapes)
-        for module in parameters:
-            for factor, stored in modules[module].items():
-                _check_dtype(path, stored.name, stored.dtype)
-                if factor == "alpha":
-                    _array(path, tensors, stored.name)
     found: dict[str, list[str]] = defaultdict(list)
-    for component, name in parameters.values():
-        found[component].append(name)
+    with opened(path) as tensors:
+        for change in _header(path, tensors, shapes):
+            found[change.component].append(change.name)
+            for factor, stored in change.factors.items():
+                _check_dtype(path, stored)
+                if factor == "alpha":
+                    _array(path, tensors, stored)
     return dict(found)
 
 
-def _header(
-    path: Path, tensors, shapes: Mapping[str, Shapes]
-) -> tuple[Modules, dict[str, tuple[str, str]], dict[str, Callable[[int], float]]]:
-    """Return a LoRA's modules, and by module the parameter and the scale that the header gives."""
+def _header(path: Path, tensors, shapes: Mapping[str, Shapes]) -> list[Change]:
+    """Return what a LoRA adds to which parameters, as its header says."""
     metadata = _metadata(path, tensors.metadata() or {})
-    modules = _modules(path, tensors)
-    parameters = _parameters(path, modules, shapes)
+    changes = _changes(path, _modules(path, tensors), shapes)
     alphas = {part: _alphas(path, metadata, part) for part in shapes}
-    scales = {
-        module: _declared_scale(metadata, alphas[component], component, name)
-        for module, (component, name) in parameters.items()
-    }
-    return modules, parameters, scales
+    return [
+        change._replace(
+            scale=_declared_scale(metadata, alphas[change.component], change.component, change.name)
+        )
+        for change in changes
+    ]
 
 
 def difference(delta: Delta) -> jax.Array:
@@ -266,10 +286,10 @@ def _modules(path: Path, tensors) -> Modules:
                 f"{path} is not understood: it holds {name!r}, which belongs "
                 "to no LoRA, LoHa or LoKr."
             )
-        part, factors = tensors.get_slice(name), modules[key["module"]]
+        factors = modules[key["module"]]
         if twice := factors.get(_factor(key)):
             raise CheckpointError(_twice(path, twice.name, name))
-        factors[_factor(key)] = Stored(path, name, tuple(part.get_shape()), part.get_dtype())
+        factors[_factor(key)] = _stored(path, tensors, name)
     found = {
         module: factors for module, factors in modules.items() if {*factors} != {"alpha"}
     }  # which by itself scales nothing
@@ -285,38 +305,47 @@ def _twice(path: Path, one: str, other: str) -> str:
     )
 
 
-def _parameters(
-    path: Path, modules: Modules, shapes: Mapping[str, Shapes]
-) -> dict[str, tuple[str, str]]:
-    """Return the component and parameter of each module.
+def _stored(path: Path, tensors, name: str) -> Stored:
+    part = tensors.get_slice(name)
+    return Stored(path, name, tuple(part.get_shape()), part.get_dtype())
+
+
+def _changes(path: Path, modules: Modules, shapes: Mapping[str, Shapes]) -> list[Change]:
+    """Return what is added to which parameters.
 
     Raises:
         CheckpointError: one is missing, or its shape does not fit the factors.
     """
     places = _places(_with_unused_block(shapes))
-    found, unknown, unfit, known = {}, [], [], {}
+    found, unknown, unfit, known = [], [], [], {}
     for module, factors in modules.items():
-        component, name = _place(module, places)
-        if component and (other := known.setdefault((component, name), module)) != module:
-            raise CheckpointError(_twice(path, other, module))
-        if component and name not in shapes[component]:
+        component, known_as = _place(module, places)
+        if not known_as:
+            unknown.append(module)
+            continue
+        for part in known_as.parts:
+            if (other := known.setdefault((component, part), module)) != module:
+                raise CheckpointError(_twice(path, other, module))
+        if any(f"{part}.weight" not in shapes[component] for part in known_as.parts):
             continue
         try:
-            _check(
-                {factor: stored.shape for factor, stored in factors.items()},
-                shapes[component][name],
-            )
-            found[module] = component, name
+            for part, its in _split(factors, known_as).items():
+                name = f"{part}.weight"
+                _check(
+                    {factor: stored.shape for factor, stored in its.items()},
+                    shapes[component][name],
+                )
+                found.append(Change(component, name, module, its))
         except (LookupError, ValueError, ArithmeticError):
-            (unfit if component else unknown).append(module)
+            unfit.append(module)
     if not (unfit or unknown):
         return found
     if "transformer" in shapes:
         strange = [*unfit, *unknown]
         raise CheckpointError(
             f"{path} does not fit this model: {len(strange)} of its {len(modules)} layers differ, "
-            f"such as {strange[0]}. LoRAs for its family are read in PEFT's names, such as "
-            "transformer.transformer_blocks.0.attn.to_q.lora_A.weight."
+            f"such as {strange[0]}. LoRAs for its family are read in the names of PEFT, of kohya "
+            "and of the original code."
         )
     if unfit or _other_family(modules, shapes) or _are_known(unknown, places):
         strange = [*unfit, *unknown]
@@ -350,17 +379,17 @@ def _factor(key: re.Match) -> str:
     return key["other"] or key["kohya"] or {"A": "down", "B": "up"}[key["peft"]]
 
 
-def _check_dtype(path: Path, name: str, dtype: str) -> None:
+def _check_dtype(path: Path, stored: Stored) -> None:
+    name, dtype = stored.name, stored.dtype
     if dtype not in DTYPES and not (name.endswith(".alpha") and dtype in INTEGERS):
         raise CheckpointError(f"{path} holds {name} as {dtype}; supported are {', '.join(DTYPES)}.")
 
 
-def _array(path: Path, tensors, name: str) -> np.ndarray:
-    dtype = tensors.get_slice(name).get_dtype()
-    _check_dtype(path, name, dtype)
-    value = tensors.get_tensor(name)
+def _array(path: Path, tensors, stored: Stored) -> np.ndarray:
+    _check_dtype(path, stored)
+    value, dtype = stored.read(tensors), stored.dtype
     if dtype not in INTEGERS and not is_finite(value):
-        raise CheckpointError(f"{path} is damaged: {name} holds what is no finite number.")
+        raise CheckpointError(f"{path} is damaged: {stored.name} holds what is no finite number.")
     return value.astype(np.float32) if dtype in ("F64", *INTEGERS) else value
 
 
@@ -379,30 +408,30 @@ def _with_unused_block(shapes: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
     return {**shapes, "text_encoder": {**names, **unused}}
 
 
-def _places(shapes: Mapping[str, Shapes]) -> dict[str, tuple[str, str]]:
-    """Return the component and weight name of each module, by all names that files give it."""
+def _places(shapes: Mapping[str, Shapes]) -> dict[str, Place]:
+    """Return the place of each module, by all names that files give it."""
     places = {}
     for component, prefixes in COMPONENTS.items():
         names = shapes.get(component, {})
-        original = Levels.of(names).modules() if component == "unet" else {}
+        levels = Levels.of(names).modules() if component == "unet" else {}
+        spelled = original_modules(names) if component == "transformer" else {}
         for name in names:
             if name.endswith(".weight"):
                 module = name.removesuffix(".weight")
-                place = component, name
-                places[module] = places.get(module, place)  # both text encoders have the same
-                for spelling in {
-                    module,
-                    renamed(module, original),
-                    module.removeprefix("text_model."),
-                }:
-                    for prefix in prefixes:
-                        places[f"{prefix}.{spelling}"] = place
-                        places[f"{prefix}_{spelling.replace('.', '_')}"] = place
+                known_as = Module({module: 1})
+                spellings = module, renamed(module, levels), module.removeprefix("text_model.")
+                spelled |= dict.fromkeys(spellings, known_as)
+        for spelling, known_as in spelled.items():
+            place = component, known_as
+            places.setdefault(spelling, place)  # both text encoders have the same
+            for prefix in prefixes:
+                places[f"{prefix}.{spelling}"] = place
+                places[f"{prefix}_{spelling.replace('.', '_')}"] = place
     return places
 
 
-def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    """Return the component and parameter of a file's module; unknown names if there is none."""
+def _place(module: str, places: Mapping[str, Place]) -> Place | tuple[str, None]:
+    """Return the place of a file's module; ("", None) if there is none."""
     module = _normalized(module)
     component, dot, rest = module.partition(".")
     for spelling in (
@@ -415,7 +444,17 @@ def _place(module: str, places: Mapping[str, tuple[str, str]]) -> tuple[str, str
         for name in (spelling, f"{spelling}.0", re.sub(r"\.to_(\w+)$", r".\1_proj", spelling)):
             if name in places:
                 return places[name]
-    return "", module
+    return "", None
+
+
+def _split(factors: Mapping[str, Stored], module: Module) -> dict[str, dict[str, Stored]]:
+    """Return the factors of each of a module's parts, by part; raises ValueError."""
+    found: dict[str, dict[str, Stored]] = {part: {} for part in module.parts}
+    for factor, stored in factors.items():
+        by_part = module.split(stored) if factor in BY_ROWS else dict.fromkeys(found, stored)
+        for part, its in by_part.items():
+            found[part][factor] = its
+    return found
 
 
 def _normalized(module: str) -> str:
@@ -432,7 +471,7 @@ def _normalized(module: str) -> str:
     )
 
 
-def _are_known(modules: Iterable[str], places: Mapping[str, tuple[str, str]]) -> bool:
+def _are_known(modules: Iterable[str], places: Mapping[str, Place]) -> bool:
     """Whether names of modules that are not here begin as those that are."""
     flat = tuple(f"{prefix}_" for prefixes in COMPONENTS.values() for prefix in prefixes)
     begins = {place.partition(".")[0] for place in places}
@@ -712,7 +751,9 @@ def read_embedding(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarra
                 "encoder."
             )
         return {
-            part: np.atleast_2d(_array(path, tensors, name)).astype(np.float32)
+            part: np.atleast_2d(_array(path, tensors, _stored(path, tensors, name))).astype(
+                np.float32
+            )
             for part, name in parts.items()
         }
 

@@ -242,7 +242,7 @@ def test_what_it_does_not_have_is_refused_by_name(loaded):
     _, engine = loaded
     for values, sentence in (
         (dict(sampler="ddim"), "DDIM is not for this model"),
-        (dict(prompts=["a <lora:kohya:1>"]), "does not fit this model.*in PEFT's names"),
+        (dict(prompts=["a <lora:kohya:1>"]), "does not fit this model.*in the names of PEFT"),
         (dict(clip_skip=2), "Clip skip is for models whose prompts CLIP reads"),
         (dict(height=1024, width=32), "at most 512x512"),
     ):
