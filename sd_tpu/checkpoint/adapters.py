@@ -32,7 +32,7 @@ Place = tuple[str, Module]  # the component that a module is of, and what it is 
 
 
 class Change(NamedTuple):
-    """What a file adds to a parameter; nothing of it has been read.
+    """Addition of a file to a parameter; nothing of it has been read.
 
     Attributes:
         component: of the parameter.

@@ -70,7 +70,7 @@ def blocks_of(names: Iterable[str]) -> int:
 
 
 class Module(NamedTuple):
-    """What diffusers calls a module of an original layout.
+    """Names in diffusers of a module of an original layout.
 
     Attributes:
         parts: diffusers' modules, and how many rows of the original's weights each has in
