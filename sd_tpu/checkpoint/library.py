@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sd_tpu.checkpoint.single_file import SUFFIX
+from sd_tpu.checkpoint.split_files import OF_PARTS, TRANSFORMERS
 from sd_tpu.reading import composed
 
 RESCAN_SECONDS = 5.0  # after which the folder is looked through again
@@ -14,7 +15,7 @@ MAX_DEPTH = 5  # of folders within folders, one of which may be a link to where 
 
 class Library:
     """The checkpoints in a folder and its folders: single files, and folders in the diffusers
-    layout.
+    layout. Text encoders and autoencoders beside transformers, as ComfyUI keeps them, are none.
 
     A name is the path from there without the file's suffix, as A1111 has it, in NFC. What a name
     holds that is no text is replaced, and what has the name of another gets a number.
@@ -74,10 +75,11 @@ def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
         return
     files = {name for name, is_folder in kinds.items() if not is_folder and name.endswith(SUFFIX)}
     yield from (os.path.join(folder, name) for name in files)
+    of_comfyui = any(kinds.get(name) for name in TRANSFORMERS)
     for name, is_folder in kinds.items():
         path = os.path.join(folder, name)
         # A folder beside a file of the same stem has its configs.
-        if not is_folder or f"{name}{SUFFIX}" in files:
+        if not is_folder or f"{name}{SUFFIX}" in files or (name in OF_PARTS and of_comfyui):
             continue
         if os.path.isfile(os.path.join(root, path, "model_index.json")):
             yield path

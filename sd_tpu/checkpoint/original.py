@@ -45,6 +45,8 @@ VAE_RULES = (
     (r"\.mid\.attn_1\.([qkv])\.", r".mid_block.attentions.0.to_\1."),
     (r"\.nin_shortcut\.", ".conv_shortcut."),
     (r"\.norm_out\.", ".conv_norm_out."),
+    (r"^encoder\.quant_conv\.", "quant_conv."),  # in FLUX.2's
+    (r"^decoder\.post_quant_conv\.", "post_quant_conv."),
 )
 OPEN_CLIP_RULES = (
     (r"^transformer\.resblocks\.", "text_model.encoder.layers."),

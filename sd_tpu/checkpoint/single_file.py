@@ -1,33 +1,48 @@
-"""A whole checkpoint in one safetensors file, in the original layout of SD 1, 2 or 3, SDXL or
-FLUX.1.
+"""A whole checkpoint in one safetensors file, in the original layout of SD 1, 2 or 3, SDXL, FLUX.1,
+FLUX.2 klein or Z-Image; of the last three also in files of its parts, as ComfyUI keeps them.
 
 Which of them it is, and how wide and deep its networks are, is told by the names and shapes of its
 tensors. What these do not tell (the number of attention heads, the noise schedule) is as in the
 model that the layout was made for, unless a folder named as the file, without its suffix, lies
-beside it with diffusers' config files. A T5 encoder is read if its tokenizer lies there.
+beside it with diffusers' config files. A language model is read if its tokenizer lies there.
 """
 
 import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from sd_tpu.checkpoint import original
+from sd_tpu.checkpoint import original, split_files
 from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
+from sd_tpu.checkpoint.layouts import (
+    BY_PARTS,
+    DYNAMIC_SHIFT,
+    KLEIN,
+    LANGUAGES,
+    LAYOUTS,
+    SD1,
+    SD2,
+    SD2_WIDTH,
+    SD3,
+    SDXL,
+    UNET,
+    VAES,
+    Config,
+    Layout,
+    named,
+    part_of,
+)
 from sd_tpu.checkpoint.original import Levels, blocks_of, open_clip_name, renamed, vae_name
-from sd_tpu.checkpoint.weights import DTYPES, NOT_PARAMETERS, Identity, Stored, modern, opened
+from sd_tpu.checkpoint.weights import DTYPES, NOT_PARAMETERS, Identity, Stored, header, modern
 
 Shapes = Mapping[str, tuple[int, ...]]
-Config = dict[str, Any]
 
 SUFFIX = ".safetensors"
-UNET = "model.diffusion_model."  # or a transformer
-VAES = ("first_stage_model.", "vae.")  # as ComfyUI writes some
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"  # tensors whose presence is all that they say
-OPEN_CLIP_LAYERS, SD2_WIDTH = 24, 1024  # of OpenCLIP-H, SD 2's text encoder
+OPEN_CLIP_LAYERS = 24  # of OpenCLIP-H, SD 2's text encoder
 BUFFERS = ("logit_scale", "attn_mask")  # of text encoders, or of CLIP's text and pictures together
 # In transformers' names: of the vocabulary, and of the pooled output
 TOKENS = "text_model.embeddings.token_embedding.weight"
@@ -36,7 +51,8 @@ TEXT_LAYER = re.compile(r"text_model\.encoder\.layers\.(\d+)\.")
 T5_LAYER = re.compile(r"encoder\.block\.(\d+)\.")
 DUAL_BLOCK = re.compile(r"joint_blocks\.(\d+)\.x_block\.attn2\.")
 HEAD = 64  # channels of each head of SD 3's transformer
-VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # not `loss.`, `model_ema.`
+# Not `loss.`, `model_ema.`
+VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")
 
 # A part of a tensor's name -> what a file is that holds such a one. The first that is there counts.
 OTHERS = {
@@ -53,169 +69,12 @@ OTHERS = {
     "down_blocks.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
     "text_model.": "one network of a checkpoint in the diffusers layout, whose folder is needed",
     "joint_blocks.": "the transformer of Stable Diffusion 3 without autoencoder and text encoders",
-    "single_stream_modulation.": "FLUX.2",
     "distilled_guidance_layer.": "Chroma",
-    "double_blocks.": "the transformer of FLUX.1 without autoencoder and text encoders",
     UNET: "a UNet without a text encoder",
 }
 CONFIG_FILES = {"model_index": "model_index.json", "scheduler": "scheduler/scheduler_config.json"}
 
 
-class TextEncoder(NamedTuple):
-    """A text encoder of a layout.
-
-    Whose names its tensors have, those of transformers or of OpenCLIP, says nothing of what it is:
-    other programs write either.
-
-    Attributes:
-        prefix: of its tensors' names, before `transformer.` or `model.`.
-        width: of the published models'.
-        hidden_act: its activation.
-        pad: the token that fills up a prompt; None is the tokenizer's own.
-        pooled: how its pooled output is used: not at all, as its projection makes it, or as it is,
-            which an identity in the projection's place says in diffusers' layout.
-    """
-
-    prefix: str
-    width: int
-    hidden_act: str = "gelu"
-    pad: str | None = "!"  # the token of number 0
-    pooled: Literal["", "projected", "plain"] = ""
-
-    def begin(self, names: Collection[str]) -> str:
-        """Return the beginning of its tensors' names in a file; "" if it has none."""
-        known = (self.prefix + kind for kind in ("transformer.", "model."))
-        return next((begin for begin in known if any(name.startswith(begin) for name in names)), "")
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Facts of an original layout that no tensor's shape tells.
-
-    Attributes:
-        name: of the models.
-        class_name: of diffusers' pipeline.
-        text_encoders: CLIP's, by folder.
-        image_size: pixels of a side of the pictures it was trained on.
-        scheduler: diffusers' config of its scheduler.
-        vae: values of diffusers' config of its autoencoder.
-        denoiser: which of DENOISERS takes noise out of latents.
-        mark: begins names that no other has; "" is told by all its text encoders being there.
-        t5: what begins the names of each T5 encoder's tensors, by folder.
-        needs_t5: nothing is drawn without it; else a file may lack it.
-    """
-
-    name: str
-    class_name: str
-    text_encoders: Mapping[str, TextEncoder]
-    image_size: int
-    scheduler: Config
-    vae: Config
-    denoiser: Literal["unet", "sd3", "flux"] = "unet"
-    mark: str = ""
-    t5: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    needs_t5: bool = False
-
-    def is_in(self, names: Collection[str]) -> bool:
-        """Whether a file of tensors with these names is of this layout."""
-        if self.mark:
-            return any(name.startswith(self.mark) for name in names)
-        return self.has_texts(names)
-
-    def has_texts(self, names: Collection[str]) -> bool:
-        """Whether all of CLIP's text encoders are there."""
-        return all(encoder.begin(names) for encoder in self.text_encoders.values())
-
-
-SCHEDULE = dict(
-    beta_start=0.00085,
-    beta_end=0.012,
-    beta_schedule="scaled_linear",
-    num_train_timesteps=1000,
-    steps_offset=1,
-    timestep_spacing="leading",
-    prediction_type="epsilon",
-)
-PNDM = SCHEDULE | dict(_class_name="PNDMScheduler", skip_prk_steps=True, set_alpha_to_one=False)
-DDIM = SCHEDULE | dict(
-    _class_name="DDIMScheduler",
-    clip_sample=False,
-    set_alpha_to_one=False,
-    prediction_type="v_prediction",
-)
-EULER = SCHEDULE | dict(_class_name="EulerDiscreteScheduler", interpolation_type="linear")
-FLOW = dict(_class_name="FlowMatchEulerDiscreteScheduler", num_train_timesteps=1000, shift=3.0)
-
-CLIP: dict[str, Any] = dict(
-    width=768, hidden_act="quick_gelu", pad=None
-)  # OpenAI's; the others are OpenCLIP's
-SD1 = Layout(
-    "Stable Diffusion 1",
-    "StableDiffusionPipeline",
-    {"text_encoder": TextEncoder("cond_stage_model.", **CLIP)},
-    512,
-    PNDM,
-    dict(scaling_factor=0.18215),
-)
-SD2 = Layout(
-    "Stable Diffusion 2",
-    "StableDiffusionPipeline",
-    {"text_encoder": TextEncoder("cond_stage_model.", SD2_WIDTH)},
-    768,
-    DDIM,
-    dict(scaling_factor=0.18215),
-)
-SDXL = Layout(
-    "SDXL",
-    "StableDiffusionXLPipeline",
-    {
-        "text_encoder": TextEncoder("conditioner.embedders.0.", **CLIP),
-        "text_encoder_2": TextEncoder("conditioner.embedders.1.", 1280, pooled="projected"),
-    },
-    1024,
-    EULER,
-    dict(scaling_factor=0.13025, force_upcast=True),
-)
-SD3 = Layout(
-    "Stable Diffusion 3",
-    "StableDiffusion3Pipeline",
-    {
-        "text_encoder": TextEncoder("text_encoders.clip_l.", **CLIP, pooled="plain"),
-        "text_encoder_2": TextEncoder("text_encoders.clip_g.", 1280, pooled="projected"),
-    },
-    1024,
-    FLOW,
-    dict(
-        scaling_factor=1.5305,
-        shift_factor=0.0609,
-        force_upcast=True,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    ),
-    denoiser="sd3",
-    mark=f"{UNET}joint_blocks.",
-    t5={"text_encoder_3": "text_encoders.t5xxl.transformer."},
-)
-FLUX = Layout(
-    "FLUX.1",
-    "FluxPipeline",
-    {"text_encoder": TextEncoder("text_encoders.clip_l.", **CLIP)},
-    1024,
-    FLOW | dict(shift=1.0),
-    dict(
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        force_upcast=True,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    ),
-    denoiser="flux",
-    mark=f"{UNET}double_blocks.0.img_mod.",
-    t5={"text_encoder_2": "text_encoders.t5xxl.transformer."},
-    needs_t5=True,
-)
-DYNAMIC_SHIFT = dict(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15)  # of FLUX.1 dev
-LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX)
 WIDTHS = {encoder.width for layout in LAYOUTS for encoder in layout.text_encoders.values()}
 
 
@@ -241,25 +100,31 @@ class SingleFile:
     tokenizers: dict[str, str | None]
     folder: Path | None
 
+    @property
+    def beside(self) -> tuple[Path, ...]:
+        """Files of its parts, where these lie in several."""
+        files = {each.file for part in self.stored.values() for each in part.values()}
+        return tuple(sorted(files - {self.path}))
+
 
 def read(path: Path, *, t5: bool = True) -> SingleFile:
     """Read what a file holds and where, from its header and the folder beside it.
 
     Args:
         path: the safetensors file.
-        t5: read the T5 encoder, if the file holds it and its tokenizer lies beside.
+        t5: read Stable Diffusion 3's T5, if the file holds it and its tokenizer lies beside.
 
     Raises:
         CheckpointError: the file is missing or damaged, or holds something else; it says what.
     """
-    tensors = _header(path)
+    tensors = _with_parts(path, header(path))
     layout = _recognized(path, tensors)
     folder = path.with_suffix("")
     folder = folder if folder.is_dir() else None
     tensors = _with_tokenizers(path, layout, tensors, t5)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
-        configs = _inferred(layout, shapes)
+        configs = _inferred(layout, shapes) | named(layout, path.stem)
     except (LookupError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(
             f"{path} looks like {layout.name}, but tensors are missing or have "
@@ -277,14 +142,28 @@ def read(path: Path, *, t5: bool = True) -> SingleFile:
     )
 
 
-def _header(path: Path) -> dict[str, Stored]:
-    """Return all tensors of a file by their names in it."""
-    tensors = {}
-    with opened(path) as file:
-        for name in file.keys():
-            part = file.get_slice(name)
-            tensors[name] = Stored(path, name, tuple(part.get_shape()), part.get_dtype())
-    return tensors
+def _with_parts(path: Path, tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """Return a file's tensors by the names that they have in a whole checkpoint and, if it holds a
+    transformer alone and lies where ComfyUI keeps those, the tensors of the other parts.
+
+    Raises:
+        CheckpointError: a part is missing, or several files fit.
+    """
+    marks = tuple(layout.mark.removeprefix(UNET) for layout in BY_PARTS)
+    if any(name.startswith(marks) for name in tensors):
+        tensors = {f"{UNET}{name}": tensor for name, tensor in tensors.items()}
+    layout = next((each for each in BY_PARTS if each.is_in(tensors)), None)
+    if layout is KLEIN and any(name.startswith(f"{UNET}guidance_in.") for name in tensors):
+        raise CheckpointError(f"{path} holds FLUX.2 [dev], which is not built here; klein is.")
+    if not layout or any(not name.startswith(UNET) for name in tensors):
+        return tensors
+    shapes = {name: tensor.shape for name, tensor in part_of(tensors, UNET).items()}
+    denoiser = DENOISERS[layout.denoiser]
+    try:
+        network = denoiser.config(layout, shapes)
+    except (LookupError, ValueError, ZeroDivisionError):
+        return tensors  # which is refused by what is missing
+    return tensors | split_files.parts(path, layout, network, network.get(denoiser.texts, 0))
 
 
 def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:
@@ -296,25 +175,30 @@ def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:
         "tensors of no kind known here",
     )
     if not (present("edm_mean") or present("edm_vpred.")):  # other noise, of SDXL's layout
-        for layout in (FLUX, SD3, SDXL, SD2 if _is_after_sd_1(tensors) else SD1):
+        for layout in (*BY_PARTS, SD3, SDXL, SD2 if _is_after_sd_1(tensors) else SD1):
             if layout.is_in(tensors):
                 parts = {
                     DENOISERS[layout.denoiser].what: present(UNET),
                     "autoencoder": any(map(present, VAES)),
                     "CLIP text encoders": layout.has_texts(tensors),
-                    "T5": not layout.needs_t5 or all(map(present, layout.t5.values())),
+                    **{
+                        LANGUAGES[kind].what: not layout.needs_languages
+                        or bool(LANGUAGES[kind].begin(tensors))
+                        for kind in layout.languages.values()
+                    },
                 }
                 lacks = [what for what, there in parts.items() if not there]
                 if lacks:
                     raise CheckpointError(
                         f"{path} holds {layout.name} without its "
                         f"{' and its '.join(lacks)}, so it is not a whole checkpoint. Take a file "
-                        "that holds them too, or a folder in the diffusers layout."
+                        "that holds them too, or a folder in the diffusers layout"
+                        f"{split_files.WAY_OUT if layout in BY_PARTS else ''}."
                     )
                 return layout
     raise CheckpointError(
-        f"{path} holds {other}; single files of Stable Diffusion 1, 2 and 3, of SDXL and of FLUX.1 "
-        "in their original layouts are supported."
+        f"{path} holds {other}; single files of Stable Diffusion 1, 2 and 3, SDXL, FLUX.1, FLUX.2 "
+        "klein and Z-Image in their original layouts are supported."
     )
 
 
@@ -336,33 +220,37 @@ def _is_after_sd_1(tensors: Mapping[str, Stored]) -> bool:
 def _with_tokenizers(
     path: Path, layout: Layout, tensors: Mapping[str, Stored], t5: bool
 ) -> dict[str, Stored]:
-    """Return the tensors but for those of T5 encoders that nobody wants, or whose tokenizers are
-    not in the folder beside the file.
+    """Return the tensors but for those of language models that nobody wants, or whose tokenizers
+    are not in the folder beside the file.
 
     Raises:
-        CheckpointError: a T5 encoder that is left has numbers of a kind that is not read, or the
-            tokenizer of one that nothing is drawn without is missing.
+        CheckpointError: a language model that is left has numbers of a kind that is not read, or
+            the tokenizer of one that nothing is drawn without is missing.
     """
     tensors = dict(tensors)
-    for part, begin in layout.t5.items():
+    for part, kind in layout.languages.items():
+        what, begin = LANGUAGES[kind].what, LANGUAGES[kind].begin(tensors)
+        if not begin:
+            continue
+        wanted = t5 or kind != "t5"
         tokenizer = path.with_suffix("") / _tokenizer_of(part)
         names = [name for name in tensors if name.startswith(begin)]
-        if not (t5 and tokenizer.is_dir()):
-            if t5 and layout.needs_t5:
+        if not (wanted and tokenizer.is_dir()):
+            if wanted and layout.needs_languages:
                 raise CheckpointError(
-                    f"{path} holds {layout.name}, which draws nothing without T5, and no tokenizer "
-                    f"for it: put T5's tokenizer.json into {tokenizer}."
+                    f"{path} holds {layout.name}, which draws nothing without {what}, and no "
+                    f"tokenizer for it: put {what}'s tokenizer.json into {tokenizer}."
                 )
             for name in names:
                 del tensors[name]
         elif others := {tensors[name].dtype for name in names} - {*DTYPES}:
             leave_out = (
                 ""
-                if layout.needs_t5
-                else f", or leave T5 out with --no-t5, or by taking {tokenizer} away"
+                if layout.needs_languages
+                else f", or leave {what} out with --no-t5, or by taking {tokenizer} away"
             )
             raise CheckpointError(
-                f"{path} holds T5 in {' and '.join(sorted(others))}, supported are "
+                f"{path} holds {what} in {' and '.join(sorted(others))}, supported are "
                 f"{', '.join(DTYPES)}. Take a file that holds it in one of these{leave_out}."
             )
     return tensors
@@ -375,7 +263,7 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
     """Infer diffusers' configs; raises LookupError or ValueError where tensors are missing."""
     vae = _vae_config(layout, _vae_part(shapes))
     denoiser = DENOISERS[layout.denoiser]
-    network = denoiser.config(layout, _part(shapes, UNET))
+    network = denoiser.config(layout, part_of(shapes, UNET))
     downscale = 2 ** (len(vae["block_out_channels"]) - 1)
     configs: dict[str, Config] = {
         "model_index": {"_class_name": layout.class_name},
@@ -383,19 +271,19 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
         "vae": vae,
         denoiser.folder: {**network, "sample_size": layout.image_size // downscale},
         **{
-            part: _text_config(layout, part, _part(shapes, encoder.begin(shapes)))
+            part: _text_config(layout, part, part_of(shapes, encoder.begin(shapes)))
             for part, encoder in layout.text_encoders.items()
         },
         **{
-            part: _t5_config(t5)
-            for part, begin in layout.t5.items()
-            if (t5 := _part(shapes, begin))
+            part: LANGUAGE_CONFIGS[kind](LANGUAGES[kind].tensors(shapes))
+            for part, kind in layout.languages.items()
+            if LANGUAGES[kind].begin(shapes)
         },
     }
     widths = [configs[part]["hidden_size"] for part in layout.text_encoders]
-    takes = network[denoiser.texts]
+    takes = network[denoiser.texts] if denoiser.texts else 0
     # CLIP's texts are filled up to the width of T5's, where a layout may have both.
-    filled = layout.t5 and not layout.needs_t5
+    filled = layout.languages and not layout.needs_languages
     if not (sum(widths) <= takes if filled else sum(widths) == takes) or any(
         width in WIDTHS and width != encoder.width
         for width, encoder in zip(widths, layout.text_encoders.values(), strict=True)
@@ -423,16 +311,8 @@ def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
     return configs
 
 
-def _part(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
 def _vae_part(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return next(filter(None, (_part(tensors, begin) for begin in VAES)), {})
+    return next(filter(None, (part_of(tensors, begin) for begin in VAES)), {})
 
 
 def _unet_config(layout: Layout, shapes: Shapes) -> Config:
@@ -565,14 +445,55 @@ def _flux_config(_: Layout, shapes: Shapes) -> Config:
         patch_size=1,
         in_channels=shapes["img_in.weight"][1],
         out_channels=shapes["final_layer.linear.weight"][0],
-        num_layers=blocks_of(name for name in shapes if name.startswith("double_blocks.")),
-        num_single_layers=blocks_of(name for name in shapes if name.startswith("single_blocks.")),
+        num_layers=_count(shapes, "double_blocks."),
+        num_single_layers=_count(shapes, "single_blocks."),
         attention_head_dim=head,
         num_attention_heads=width // head,
         joint_attention_dim=joint,
         pooled_projection_dim=shapes["vector_in.in_layer.weight"][1],
         guidance_embeds="guidance_in.in_layer.weight" in shapes,
     )
+
+
+def _flux2_config(_: Layout, shapes: Shapes) -> Config:
+    width, joint = shapes["txt_in.weight"]
+    head = shapes["double_blocks.0.img_attn.norm.key_norm.scale"][0]
+    return dict(
+        _class_name="Flux2Transformer2DModel",
+        patch_size=1,
+        in_channels=shapes["img_in.weight"][1],
+        out_channels=shapes["final_layer.linear.weight"][0],
+        num_layers=_count(shapes, "double_blocks."),
+        num_single_layers=_count(shapes, "single_blocks."),
+        attention_head_dim=head,
+        num_attention_heads=width // head,
+        joint_attention_dim=joint,
+        timestep_guidance_channels=shapes["time_in.in_layer.weight"][1],
+        mlp_ratio=shapes["double_blocks.0.img_mlp.2.weight"][1] / width,
+        axes_dims_rope=[head // 4] * 4,
+        guidance_embeds="guidance_in.in_layer.weight" in shapes,
+    )
+
+
+def _z_image_config(_: Layout, shapes: Shapes) -> Config:
+    width, channels = shapes["x_embedder.weight"]
+    head = shapes["layers.0.attention.q_norm.weight"][0]
+    return dict(
+        _class_name="ZImageTransformer2DModel",
+        in_channels=channels // 4,
+        dim=width,
+        n_layers=_count(shapes, "layers."),
+        n_refiner_layers=_count(shapes, "noise_refiner."),
+        n_heads=width // head,
+        n_kv_heads=width // head,
+        cap_feat_dim=shapes["cap_embedder.0.weight"][0],
+        axes_dims=[head // 4, 3 * head // 8, 3 * head // 8],
+        axes_lens=[1536, 512, 512],
+    )
+
+
+def _count(names: Iterable[str], begin: str) -> int:
+    return blocks_of(name for name in names if name.startswith(begin))
 
 
 def _vae_config(layout: Layout, shapes: Shapes) -> Config:
@@ -586,7 +507,7 @@ def _vae_config(layout: Layout, shapes: Shapes) -> Config:
         for level, block in blocks
         if block == 0
     ]
-    return dict(
+    config = dict(
         _class_name="AutoencoderKL",
         in_channels=shapes["encoder.conv_in.weight"][1],
         out_channels=shapes["decoder.conv_out.weight"][0],
@@ -596,8 +517,8 @@ def _vae_config(layout: Layout, shapes: Shapes) -> Config:
         down_block_types=["DownEncoderBlock2D"] * len(channels),
         up_block_types=["UpDecoderBlock2D"] * len(channels),
         sample_size=layout.image_size,
-        **layout.vae,
     )
+    return config | layout.vae
 
 
 def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
@@ -651,6 +572,25 @@ def _t5_config(shapes: Shapes) -> Config:
     )
 
 
+def _qwen3_config(shapes: Shapes) -> Config:
+    shapes = {modern(name): shape for name, shape in shapes.items()}
+    vocabulary, width = shapes["embed_tokens.weight"]
+    attention = "layers.0.self_attn"
+    (head,) = shapes[f"{attention}.q_norm.weight"]
+    return dict(
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=shapes["layers.0.mlp.gate_proj.weight"][0],
+        num_hidden_layers=blocks_of(shapes),
+        num_attention_heads=shapes[f"{attention}.q_proj.weight"][0] // head,
+        num_key_value_heads=shapes[f"{attention}.k_proj.weight"][0] // head,
+        head_dim=head,
+        rope_theta=1e6,
+    )
+
+
 def _text_name(name: str) -> str:
     """Return a text encoder's parameter in transformers' names, which it may have already."""
     return modern(open_clip_name(name))
@@ -678,20 +618,22 @@ def _stored(
 ) -> dict[str, dict[str, Stored]]:
     denoiser = DENOISERS[layout.denoiser]
     parts = {
-        denoiser.folder: denoiser.stored(_part(tensors, UNET)),
+        denoiser.folder: denoiser.stored(part_of(tensors, UNET)),
         "vae": _vae(_vae_part(tensors)),
     }
     for folder, encoder in layout.text_encoders.items():
-        stored = _open_clip(_part(tensors, encoder.begin(tensors)), layout, configs[folder])
+        stored = _open_clip(part_of(tensors, encoder.begin(tensors)), layout, configs[folder])
         if encoder.pooled != "projected":
             stored.pop(PROJECTION, None)
         if encoder.pooled == "plain":
             stored[PROJECTION] = _identity(stored)
         parts[folder] = stored
-    for folder, begin in layout.t5.items():
-        if t5 := _part(tensors, begin):
+    for folder, kind in layout.languages.items():
+        if language := LANGUAGES[kind].tensors(tensors):
             parts[folder] = {
-                name: tensor for name, tensor in t5.items() if not NOT_PARAMETERS.search(name)
+                modern(name): tensor
+                for name, tensor in language.items()
+                if not NOT_PARAMETERS.search(name)
             }
     return parts
 
@@ -699,6 +641,12 @@ def _stored(
 def _unet(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     modules = {original: ours for ours, original in Levels.of_original(tensors).modules().items()}
     return {renamed(name, modules): tensor for name, tensor in tensors.items()}
+
+
+def _z_image(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return Z-Image's tensors, without a norm that its network does not use."""
+    stored = original.Z_IMAGE.stored(tensors)
+    return {name: tensor for name, tensor in stored.items() if name != "norm_final.weight"}
 
 
 def _identity(text_encoder: Mapping[str, Stored]) -> Identity:
@@ -718,7 +666,8 @@ def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
             if "attn_1." in name and len(tensor.shape) == 4:  # a product, as a 1x1 convolution
                 shape = tensor.shape[:2] if tensor.shape[2:] == (1, 1) else tensor.shape
                 tensor = dataclasses.replace(tensor, shape=shape)
-            stored[vae_name(name, levels)] = tensor
+            if not NOT_PARAMETERS.search(name):
+                stored[vae_name(name, levels)] = tensor
     return stored
 
 
@@ -762,7 +711,7 @@ class Denoiser(NamedTuple):
         what: it is, for people.
         config: (layout, shapes by names in the file) -> diffusers' config.
         stored: (tensors by names in the file) -> by diffusers' names.
-        texts: what its config calls the width of CLIP's texts that it takes.
+        texts: what its config calls the width of CLIP's texts that it takes; "" takes none.
     """
 
     folder: str
@@ -780,4 +729,7 @@ DENOISERS = {
     "flux": Denoiser(
         "transformer", "transformer", _flux_config, original.FLUX.stored, "pooled_projection_dim"
     ),
+    "flux2": Denoiser("transformer", "transformer", _flux2_config, original.FLUX2.stored, ""),
+    "z_image": Denoiser("transformer", "transformer", _z_image_config, _z_image, ""),
 }
+LANGUAGE_CONFIGS = {"t5": _t5_config, "qwen3": _qwen3_config}

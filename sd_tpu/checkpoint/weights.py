@@ -264,22 +264,32 @@ def is_finite(value: np.ndarray) -> bool:
     )
 
 
+def header(file: Path) -> dict[str, Stored]:
+    """Return where all tensors of a file lie, by their names in it.
+
+    Raises:
+        CheckpointError: the file is damaged or missing.
+    """
+    found = {}
+    with opened(file) as tensors:
+        for name in tensors.keys():
+            part = tensors.get_slice(name)
+            found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+    return found
+
+
 def contents(files: list[Path]) -> dict[str, Stored]:
     """Return where the parameters of one network lie in its files, by their present names.
 
     Raises:
         CheckpointError: a file is damaged or missing.
     """
-    found = {}
-    for file in files:
-        with opened(file) as tensors:
-            for name in tensors.keys():
-                if not NOT_PARAMETERS.search(name):
-                    part = tensors.get_slice(name)
-                    found[modern(name)] = Stored(
-                        file, name, tuple(part.get_shape()), part.get_dtype()
-                    )
-    return found
+    return {
+        modern(name): stored
+        for file in files
+        for name, stored in header(file).items()
+        if not NOT_PARAMETERS.search(name)
+    }
 
 
 def save(params: Params, file: Path, dtype=None) -> None:

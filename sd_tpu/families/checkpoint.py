@@ -209,8 +209,13 @@ class Checkpoint:
         card = ModelCard.read(
             file.path.with_suffix(""), file.path.stem, family.defaults(file.configs)
         )
+
+        def stored(part: str) -> Mapping[str, Stored]:
+            found = file.stored[part]
+            return {name: each for name, each in found.items() if not family.unread(part, name)}
+
         return cls._assembled(
-            file.path, file.configs, file.stored.__getitem__, tokenizers, card, **options
+            file.path, file.configs, stored, tokenizers, card, beside=file.beside, **options
         )
 
     @classmethod
@@ -225,11 +230,13 @@ class Checkpoint:
         dtype,
         decoder: TinyDecoder | None,
         scheduler: dict[str, Any],
+        beside: tuple[Path, ...] = (),
         **options: int,
     ) -> Self:
         """Assemble the contents of a folder or a file.
 
         The decoder is used if it is of this family; `scheduler` overrides values of its config.
+        `beside` are the files of parts beside a source that is a file.
         """
         family = find_family(configs["model_index"])
         configs = family.mended(configs)
@@ -241,7 +248,7 @@ class Checkpoint:
         model, expected = family.build(
             configs, dtype, previewer=decoder.part if decoder else "", **options
         )
-        parameters = Parameters(source, expected, stored, decoder)
+        parameters = Parameters(source, expected, stored, decoder, beside)
         return cls(model, tokenizers, configs, card, parameters)
 
     def save_pretrained(self, folder: str | Path, params: Params, dtype=None) -> None:
@@ -306,12 +313,14 @@ class Parameters:
         shapes: of all of them, with the type that they are read in, by component.
         stored: gives where those of a component lie, by their names in the checkpoint.
         decoder: what holds those of a component in the checkpoint's stead.
+        beside: files of parts beside a source that is a file.
     """
 
     source: Path
     shapes: Params
     stored: Callable[[str], Mapping[str, Stored]]
     decoder: TinyDecoder | None = None
+    beside: tuple[Path, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -355,7 +364,9 @@ class Parameters:
     def _source(self, part: str) -> Path:
         if self.decoder and self._decodes(part):
             return self.decoder.folder
-        return self.source if self.source.is_file() else self.source / part
+        if self.source.is_file():  # whose parts may lie in files of their own
+            return next((each.file for each in self.stored(part).values()), self.source)
+        return self.source / part
 
     def written(self) -> tuple[tuple[int, int], ...]:
         """Return a value that changes when the checkpoint is written anew; empty if it is gone.
@@ -364,7 +375,7 @@ class Parameters:
         """
         source = self.source
         files = (
-            [source]
+            [source, *self.beside]
             if source.is_file()
             else sorted(
                 [

@@ -2,7 +2,6 @@
 them."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from sd_tpu.checkpoint import original, single_file, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from tests.support.flux import make_pipeline
+from tests.support.originals import original_flux
 from tests.support.single_files import read_from, refusal, rewritten, without
 
 TRANSFORMER, VAE = "model.diffusion_model.", "vae."
@@ -26,65 +26,13 @@ CLIP, T5 = "text_encoders.clip_l.transformer.", "text_encoders.t5xxl.transformer
 KINDS = ("schnell", "dev")
 # As no file tells: heads of 128 channels.
 SIZES = dict(attention_head_dim=128, num_attention_heads=2, axes_dims_rope=(16, 56, 56))
-RENAMES = (
-    ("time_text_embed.timestep_embedder.linear_1", "time_in.in_layer"),
-    ("time_text_embed.timestep_embedder.linear_2", "time_in.out_layer"),
-    ("time_text_embed.text_embedder.linear_1", "vector_in.in_layer"),
-    ("time_text_embed.text_embedder.linear_2", "vector_in.out_layer"),
-    ("time_text_embed.guidance_embedder.linear_1", "guidance_in.in_layer"),
-    ("time_text_embed.guidance_embedder.linear_2", "guidance_in.out_layer"),
-    ("context_embedder", "txt_in"),
-    ("x_embedder", "img_in"),
-    ("norm_out.linear", "final_layer.adaLN_modulation.1"),
-    (r"single_transformer_blocks\.(\d)\.attn\.norm_q", r"single_blocks.\1.norm.query_norm"),
-    (r"single_transformer_blocks\.(\d)\.attn\.norm_k", r"single_blocks.\1.norm.key_norm"),
-    (r"single_transformer_blocks\.(\d)\.norm\.linear", r"single_blocks.\1.modulation.lin"),
-    (r"single_transformer_blocks\.(\d)\.attn\.to_q", r"single_blocks.\1.linear1"),
-    (r"single_transformer_blocks\.(\d)\.proj_out", r"single_blocks.\1.linear2"),
-    (r"transformer_blocks\.(\d)\.norm1_context\.linear", r"double_blocks.\1.txt_mod.lin"),
-    (r"transformer_blocks\.(\d)\.norm1\.linear", r"double_blocks.\1.img_mod.lin"),
-    (r"transformer_blocks\.(\d)\.attn\.to_q", r"double_blocks.\1.img_attn.qkv"),
-    (r"transformer_blocks\.(\d)\.attn\.add_q_proj", r"double_blocks.\1.txt_attn.qkv"),
-    (r"transformer_blocks\.(\d)\.attn\.norm_added_q", r"double_blocks.\1.txt_attn.norm.query_norm"),
-    (r"transformer_blocks\.(\d)\.attn\.norm_added_k", r"double_blocks.\1.txt_attn.norm.key_norm"),
-    (r"transformer_blocks\.(\d)\.attn\.norm_q", r"double_blocks.\1.img_attn.norm.query_norm"),
-    (r"transformer_blocks\.(\d)\.attn\.norm_k", r"double_blocks.\1.img_attn.norm.key_norm"),
-    (r"transformer_blocks\.(\d)\.attn\.to_out\.0", r"double_blocks.\1.img_attn.proj"),
-    (r"transformer_blocks\.(\d)\.attn\.to_add_out", r"double_blocks.\1.txt_attn.proj"),
-    (r"transformer_blocks\.(\d)\.ff\.net\.0\.proj", r"double_blocks.\1.img_mlp.0"),
-    (r"transformer_blocks\.(\d)\.ff\.net\.2", r"double_blocks.\1.img_mlp.2"),
-    (r"transformer_blocks\.(\d)\.ff_context\.net\.0\.proj", r"double_blocks.\1.txt_mlp.0"),
-    (r"transformer_blocks\.(\d)\.ff_context\.net\.2", r"double_blocks.\1.txt_mlp.2"),
-    ("proj_out", "final_layer.linear"),
-)
-
-
-def original_transformer(state: dict) -> dict:
-    """The transformer's tensors as Black Forest Labs name them; the package's way reversed."""
-    result = {}
-    for name, tensor in state.items():
-        if re.search(r"\.(to_[kv]|add_[kv]_proj|proj_mlp)\.", name):
-            continue
-        if "norm_out" in name:
-            tensor = tensor.roll(len(tensor) // 2, 0)
-        elif ".to_q." in name or ".add_q_proj." in name:
-            parts = [re.sub(r"(to|add)_q", rf"\1_{part}", name) for part in "qkv"]
-            if name.startswith("single"):
-                parts.append(name.replace("attn.to_q", "proj_mlp"))
-            tensor = torch.cat([state[part] for part in parts])
-        for ours, theirs in RENAMES:
-            name, count = re.subn(rf"^{ours}\.", f"{theirs}.", name)
-            if count:
-                break
-        result[re.sub(r"_norm\.weight$", "_norm.scale", name)] = tensor.contiguous()
-    return result
 
 
 def write_original(pipeline: diffusers.FluxPipeline, file: Path, vae: str = VAE) -> Path:
     """The pipeline as a single file, with the other things that published files hold."""
     tensors = {
         TRANSFORMER + name: tensor
-        for name, tensor in original_transformer(pipeline.transformer.state_dict()).items()
+        for name, tensor in original_flux(pipeline.transformer.state_dict()).items()
     }
     for name, tensor in pipeline.vae.state_dict().items():
         attention = "attentions" in name and tensor.ndim == 2
@@ -172,7 +120,7 @@ def test_every_tensor_of_the_transformer_is_the_one_that_diffusers_reads(tmp_pat
         name: torch.arange(len(tensor)) * len(state) + float(number)
         for number, (name, tensor) in enumerate(state.items())
     }
-    tensors = original_transformer(numbered)
+    tensors = original_flux(numbered)
     save_file(tensors, tmp_path / "alone.safetensors")
     stored = original.FLUX.stored(weights.contents([tmp_path / "alone.safetensors"]))
     expected = convert_flux_transformer_checkpoint_to_diffusers(tensors)
@@ -205,6 +153,21 @@ def test_a_file_that_is_not_whole_says_what_it_lacks(file, prefix, lacks):
     assert f"holds FLUX.1 without its {lacks}, so" in message
 
 
+@pytest.mark.parametrize(
+    "name, model",
+    [
+        ("double_blocks.0.img_mod.lin.weight", "FLUX.1"),
+        ("model.diffusion_model.single_stream_modulation.lin.weight", "FLUX.2 klein"),
+        ("cap_pad_token", "Z-Image"),
+    ],
+)
+def test_a_transformer_alone_is_refused_with_where_it_may_lie(tmp_path, name, model):
+    save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
+    message = refusal(tmp_path / "other.safetensors")
+    assert f"holds {model} without its autoencoder" in message
+    assert "have the transformer lie in diffusion_models/" in message
+
+
 def test_a_file_without_t5s_tokenizer_says_where_to_put_it(file):
     shutil.rmtree(file.with_suffix(""))
     message = refusal(file)
@@ -223,8 +186,6 @@ def test_t5_in_float8_is_refused(file):
 @pytest.mark.parametrize(
     "name, told",
     [
-        ("double_blocks.0.img_mod.lin.weight", "the transformer of FLUX.1 without autoencoder"),
-        ("model.diffusion_model.single_stream_modulation.lin.weight", "FLUX.2"),
         ("model.diffusion_model.distilled_guidance_layer.in_proj.bias", "Chroma"),
         ("lora_unet_double_blocks_0_img_mod_lin.lora_up.weight", "a LoRA"),
     ],
@@ -232,7 +193,7 @@ def test_t5_in_float8_is_refused(file):
 def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
     save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
     message = refusal(tmp_path / "other.safetensors")
-    assert f"holds {told}" in message and "and of FLUX.1 in their original layouts" in message
+    assert f"holds {told}" in message and "FLUX.2 klein and Z-Image in their original" in message
 
 
 @pytest.mark.parametrize(

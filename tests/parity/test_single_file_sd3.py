@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModelWithProjection
 
 from benchmarks.make_checkpoint import original_vae
-from sd_tpu.checkpoint import single_file, weights
+from sd_tpu.checkpoint import layouts, single_file, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from tests.support import sd3
@@ -246,7 +246,7 @@ def test_the_published_sizes_are_told(blocks, width, positions):
         "y_embedder.mlp.0.weight": (width, 2048),
         "pos_embed": (1, positions**2, width),
     }
-    assert single_file._sd3_config(single_file.SD3, shapes) == dict(
+    assert single_file._sd3_config(layouts.SD3, shapes) == dict(
         _class_name="SD3Transformer2DModel",
         patch_size=2,
         in_channels=16,
@@ -362,7 +362,7 @@ def test_one_text_encoder_of_two_is_not_enough(file):
 def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
     save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
     message = refusal(tmp_path / "other.safetensors")
-    assert told in message and "Stable Diffusion 1, 2 and 3, of SDXL and of FLUX.1" in message
+    assert told in message and "Stable Diffusion 1, 2 and 3, SDXL, FLUX.1" in message
 
 
 @pytest.mark.parametrize("width, takes", [(768, 4096), (128, 96)])

@@ -1,0 +1,250 @@
+"""Checkpoints in files of their parts, as ComfyUI keeps them, against diffusers' folders."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from diffusers.loaders.single_file_utils import (
+    convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_z_image_transformer_checkpoint_to_diffusers,
+)
+from safetensors.torch import load_file, save_file
+
+from benchmarks.make_checkpoint import original_vae
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.library import Library
+from sd_tpu.families.checkpoint import Checkpoint
+from tests.support import flux, flux2, z_image
+from tests.support.originals import FLUX2, original_flux, original_z_image
+from tests.support.single_files import rewritten
+
+WIDE = dict(attention_head_dim=128, num_attention_heads=2, axes_dims_rope=(16, 56, 56))
+MODELS: dict[str, dict[str, Any]] = {
+    "FLUX.1 schnell": dict(file="flux1-schnell", texts=("clip_l", "t5xxl_fp16"), vae="ae"),
+    "FLUX.1 dev": dict(file="flux1-dev", texts=("clip_l", "t5xxl_fp16"), vae="ae"),
+    "FLUX.2 klein": dict(file="flux-2-klein-4b", texts=("qwen_3_4b",), vae="flux2-vae"),
+    "FLUX.2 klein base": dict(file="flux-2-klein-base-4b", texts=("qwen_3_4b",), vae="flux2-vae"),
+    "Z-Image-Turbo": dict(file="z_image_turbo_bf16", texts=("qwen_3_4b",), vae="ae"),
+    "Z-Image": dict(file="z_image_bf16", texts=("qwen_3_4b",), vae="ae"),
+}
+PARTS = ("text_encoder", "text_encoder_2")
+
+
+def made(model: str, words: Path):
+    if model.startswith("FLUX.1"):
+        return flux.make_pipeline(words, dev=model.endswith("dev"), **WIDE)
+    if model.startswith("FLUX.2"):
+        return flux2.make_pipeline(words, distilled=not model.endswith("base"))
+    return z_image.make_pipeline(words, shift=3.0 if "Turbo" in model else 6.0)
+
+
+def transformer(model: str, pipeline) -> dict[str, torch.Tensor]:
+    state = pipeline.transformer.state_dict()
+    if model.startswith("FLUX.1"):
+        return original_flux(state)
+    if model.startswith("FLUX.2"):
+        return original_flux(state, FLUX2)
+    return original_z_image(state)
+
+
+def autoencoder(pipeline) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for name, tensor in pipeline.vae.state_dict().items():
+        attention = "attentions" in name and tensor.ndim == 2
+        name = original_vae(name, 3)
+        name = {"quant": "encoder.", "post_": "decoder."}.get(name[:5], "") + name
+        tensors[name] = tensor[:, :, None, None] if attention else tensor.clone()
+    return tensors
+
+
+def write(model: str, pipeline, folder: Path, prefix: str = "") -> Path:
+    """Write the files, with T5's or Qwen's tokenizer beside that of the transformer."""
+    names = MODELS[model]
+    files: dict[str, dict[str, torch.Tensor]] = {
+        f"diffusion_models/{names['file']}": {
+            f"{prefix}{name}": tensor for name, tensor in transformer(model, pipeline).items()
+        },
+        f"vae/{names['vae']}": autoencoder(pipeline),
+    }
+    for part, stem in zip(PARTS, names["texts"], strict=False):
+        encoder = getattr(pipeline, part)
+        tensors = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+        if stem == "clip_l":
+            tensors = {weights.modern(name): tensor for name, tensor in tensors.items()}
+            tensors["text_model.embeddings.position_ids"] = torch.arange(77)[None]
+            tensors |= {"logit_scale": torch.tensor(4.6), "text_projection.weight": torch.eye(64)}
+        files[f"text_encoders/{stem}"] = tensors
+    for name, tensors in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
+        save_file(contiguous, folder / f"{name}.safetensors")
+    words = folder / "diffusion_models" / names["file"]
+    last = "tokenizer_2" if "tokenizer_2" in pipeline.components else "tokenizer"
+    getattr(pipeline, last).save_pretrained(words / last)
+    return words.with_name(f"{names['file']}.safetensors")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pipeline(model, tmp_path_factory):
+    return made(model, tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def file(model, pipeline, tmp_path_factory) -> Path:
+    """The transformer's file of each model in turn."""
+    return write(model, pipeline, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def copied(tmp_path_factory, tmp_path) -> Path:
+    """The transformer's file of a schnell, to be spoilt."""
+    pipeline = made("FLUX.1 schnell", tmp_path_factory.mktemp("words"))
+    return write("FLUX.1 schnell", pipeline, tmp_path)
+
+
+def test_every_parameter_is_that_of_the_folder(model, pipeline, file, tmp_path):
+    pipeline.save_pretrained(tmp_path)
+    (folder, expected), (ours, params) = map(Checkpoint.from_pretrained, (tmp_path, file))
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    assert (ours.card.steps, ours.card.guidance) == (folder.card.steps, folder.card.guidance)
+    shifts = [each.model.schedule_of(each.schedule, 64, 64, 4).shift for each in (ours, folder)]
+    assert shifts[0] == shifts[1]
+    inputs = [each.prompt_inputs("a cat", guidance=3.0) for each in (ours, folder)]
+    jax.tree.map(np.testing.assert_array_equal, *inputs)
+    if "Z-Image" not in model:  # as no file tells how far its positions go
+        assert ours.model == folder.model  # by which programs are compiled
+
+
+def test_the_files_of_transformers_are_those_that_diffusers_reads(model, pipeline, file):
+    if model.startswith("FLUX.1"):
+        return  # whose width diffusers takes for granted: tests/parity/test_single_file_flux.py
+    convert = (
+        convert_flux2_transformer_checkpoint_to_diffusers
+        if model.startswith("FLUX.2")
+        else convert_z_image_transformer_checkpoint_to_diffusers
+    )
+    found, state = convert(load_file(file)), pipeline.transformer.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_names_may_begin_as_in_whole_checkpoints_and_folders_be_older(model, pipeline, tmp_path):
+    file = write(model, pipeline, tmp_path, prefix="model.diffusion_model.")
+    for new, old in (("diffusion_models", "unet"), ("text_encoders", "clip")):
+        (tmp_path / new).rename(tmp_path / old)
+    (tmp_path / "unet" / "in").mkdir()
+    for each in (file.with_suffix(""), file):
+        shutil.move(tmp_path / "unet" / each.name, tmp_path / "unet" / "in" / each.name)
+    checkpoint = Checkpoint.open(tmp_path / "unet" / "in" / file.name)
+    assert checkpoint.parameters.shapes.keys() >= {"transformer", "vae", "text_encoder"}
+
+
+def test_one_file_may_hold_all_parts(model, pipeline, file, tmp_path):
+    """As ComfyUI saves a whole checkpoint."""
+    prefixes = {"clip_l": "clip_l", "t5xxl_fp16": "t5xxl", "qwen_3_4b": "qwen3_4b"}
+    home, tensors = file.parents[1], load_file(file)
+    tensors = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    for each in home.rglob("*.safetensors"):
+        begin = {"vae": "vae."}.get(each.parent.name)
+        if each.stem in prefixes:
+            begin = f"text_encoders.{prefixes[each.stem]}.transformer."
+        if begin:
+            tensors |= {f"{begin}{name}": tensor for name, tensor in load_file(each).items()}
+    whole = tmp_path / file.name
+    save_file(tensors, whole)
+    shutil.copytree(file.with_suffix(""), whole.with_suffix(""))
+    (one, params), (other, expected) = map(Checkpoint.from_pretrained, (whole, file))
+    assert one.model == other.model
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_the_library_lists_the_transformer_alone(file):
+    library = Library(file.parents[1])
+    assert library.paths() == {f"diffusion_models/{file.stem}": file}
+
+
+# --- which files are taken, and what is refused ---------------------------------------------------
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(file)
+    message = str(caught.value)
+    assert str(file) in message and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "name, what, folder",
+    [
+        ("vae/ae", "autoencoder", "vae"),
+        ("text_encoders/clip_l", "CLIP text encoder", "text_encoders"),
+        ("text_encoders/t5xxl_fp16", "T5", "text_encoders"),
+    ],
+)
+def test_a_part_that_is_not_there_is_named_with_where_it_was_looked_for(copied, name, what, folder):
+    home = copied.parents[1]
+    (home / f"{name}.safetensors").unlink()
+    (home / "vae" / "damaged.safetensors").write_bytes(b"no tensors")
+    message = refusal(copied)
+    assert f"holds the transformer of FLUX.1, and its {what} is not in {home / folder}" in message
+
+
+def test_of_several_files_that_fit_the_usual_one_is_taken_or_all_are_named(copied):
+    vae = copied.parents[1] / "vae"
+    shutil.copy(vae / "ae.safetensors", vae / "another.safetensors")
+    assert vae / "ae.safetensors" in Checkpoint.open(copied).parameters.beside
+    (vae / "ae.safetensors").rename(vae / "one.safetensors")
+    message = refusal(copied)
+    assert "several files may be its autoencoder: another.safetensors, one.safetensors." in message
+    rewritten(vae / "another.safetensors", lambda t: t.update({"bn.running_mean": torch.ones(64)}))
+    assert vae / "one.safetensors" in Checkpoint.open(copied).parameters.beside
+
+
+def test_a_part_in_numbers_that_are_not_read_is_passed_over_and_told(copied):
+    t5 = copied.parents[1] / "text_encoders" / "t5xxl_fp16.safetensors"
+
+    def change(tensors):
+        for name in tensors:
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+
+    other = shutil.copy(t5, t5.with_name("t5xxl_fp8_e4m3fn.safetensors"))
+    rewritten(other, change)
+    assert t5 in Checkpoint.open(copied).parameters.beside
+    t5.unlink()
+    assert "its T5 is not in" in refusal(copied) and "but in F8_E4M3, which" in refusal(copied)
+
+
+def test_a_tokenizer_that_is_not_there_is_told_with_its_place(copied):
+    shutil.rmtree(copied.with_suffix(""))
+    message = refusal(copied)
+    assert f"put T5's tokenizer.json into {copied.with_suffix('') / 'tokenizer_2'}." in message
+
+
+def test_a_part_that_is_written_anew_is_seen_and_one_that_does_not_fit_is_named(copied):
+    checkpoint = Checkpoint.open(copied)
+    before = checkpoint.parameters.written()
+    vae = copied.parents[1] / "vae" / "ae.safetensors"
+    rewritten(vae, lambda tensors: tensors.pop("decoder.norm_out.weight"))
+    assert checkpoint.parameters.written() != before
+    with pytest.raises(CheckpointError, match=r"ae\.safetensors do not fit.*\n.*conv_norm_out"):
+        Checkpoint.from_pretrained(copied)
+
+
+def test_flux_2_dev_is_refused_by_name(tmp_path):
+    file = tmp_path / "diffusion_models" / "flux2_dev.safetensors"
+    file.parent.mkdir()
+    names = ("single_stream_modulation.lin.weight", "guidance_in.in_layer.weight")
+    save_file({name: torch.ones(2, 2) for name in names}, file)
+    assert "holds FLUX.2 [dev], which is not built here" in refusal(file)

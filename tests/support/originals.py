@@ -1,0 +1,118 @@
+"""Transformers of PyTorch's in the names of their original code; the package's way reversed."""
+
+import re
+
+import torch
+
+_JOINT = {
+    "attn.to_q": "img_attn.qkv",
+    "attn.add_q_proj": "txt_attn.qkv",
+    "attn.norm_q": "img_attn.norm.query_norm",
+    "attn.norm_k": "img_attn.norm.key_norm",
+    "attn.norm_added_q": "txt_attn.norm.query_norm",
+    "attn.norm_added_k": "txt_attn.norm.key_norm",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+}
+_FLUX_ENDS = {
+    "context_embedder": "txt_in",
+    "x_embedder": "img_in",
+    "norm_out.linear": "final_layer.adaLN_modulation.1",
+    "proj_out": "final_layer.linear",
+}
+# By model: its joint blocks' modules, those of its single blocks, and the others.
+FLUX = (
+    {
+        **_JOINT,
+        "norm1.linear": "img_mod.lin",
+        "norm1_context.linear": "txt_mod.lin",
+        "ff.net.0.proj": "img_mlp.0",
+        "ff.net.2": "img_mlp.2",
+        "ff_context.net.0.proj": "txt_mlp.0",
+        "ff_context.net.2": "txt_mlp.2",
+    },
+    {
+        "attn.norm_q": "norm.query_norm",
+        "attn.norm_k": "norm.key_norm",
+        "norm.linear": "modulation.lin",
+        "attn.to_q": "linear1",
+        "proj_out": "linear2",
+    },
+    {
+        **_FLUX_ENDS,
+        "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
+        "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer",
+        "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
+        "time_text_embed.text_embedder.linear_2": "vector_in.out_layer",
+        "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
+        "time_text_embed.guidance_embedder.linear_2": "guidance_in.out_layer",
+    },
+)
+FLUX2 = (
+    {
+        **_JOINT,
+        "ff.linear_in": "img_mlp.0",
+        "ff.linear_out": "img_mlp.2",
+        "ff_context.linear_in": "txt_mlp.0",
+        "ff_context.linear_out": "txt_mlp.2",
+    },
+    {
+        "attn.norm_q": "norm.query_norm",
+        "attn.norm_k": "norm.key_norm",
+        "attn.to_qkv_mlp_proj": "linear1",
+        "attn.to_out": "linear2",
+    },
+    {
+        **_FLUX_ENDS,
+        "time_guidance_embed.timestep_embedder.linear_1": "time_in.in_layer",
+        "time_guidance_embed.timestep_embedder.linear_2": "time_in.out_layer",
+        "double_stream_modulation_img.linear": "double_stream_modulation_img.lin",
+        "double_stream_modulation_txt.linear": "double_stream_modulation_txt.lin",
+        "single_stream_modulation.linear": "single_stream_modulation.lin",
+    },
+)
+
+
+def original_flux(state: dict[str, torch.Tensor], model=FLUX) -> dict[str, torch.Tensor]:
+    """Return tensors of FLUX.1's transformer, or of FLUX.2's, as Black Forest Labs name them."""
+    joint, single, others = model
+    result = {}
+    for name, tensor in state.items():
+        if re.search(r"\.(to_[kv]|add_[kv]_proj|proj_mlp)\.", name):
+            continue
+        if "norm_out" in name:
+            tensor = tensor.roll(len(tensor) // 2, 0)
+        elif ".to_q." in name or ".add_q_proj." in name:
+            parts = [re.sub(r"(to|add)_q", rf"\1_{part}", name) for part in "qkv"]
+            if name.startswith("single"):
+                parts.append(name.replace("attn.to_q", "proj_mlp"))
+            tensor = torch.cat([state[part] for part in parts])
+        module, leaf = name.rsplit(".", 1)
+        if block := re.fullmatch(r"(single_)?transformer_blocks\.(\d+)\.(.+)", module):
+            kind, names = ("single", single) if block[1] else ("double", joint)
+            module = f"{kind}_blocks.{block[2]}.{names[block[3]]}"
+        else:
+            module = others[module]
+        result[f"{module}.{'scale' if module.endswith('_norm') else leaf}"] = tensor.contiguous()
+    return result
+
+
+def original_z_image(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of Z-Image's transformer as its own code names them."""
+    result = {}
+    for name, tensor in state.items():
+        if re.search(r"\.to_[kv]\.", name):
+            continue
+        if ".to_q." in name:
+            parts = [state[name.replace("to_q", f"to_{part}")] for part in "qkv"]
+            name, tensor = name.replace("to_q", "qkv"), torch.cat(parts)
+        for ours, theirs in (
+            ("all_x_embedder.2-1", "x_embedder"),
+            ("all_final_layer.2-1", "final_layer"),
+            (".to_out.0.", ".out."),
+            (".norm_q.", ".q_norm."),
+            (".norm_k.", ".k_norm."),
+        ):
+            name = name.replace(ours, theirs)
+        result[name] = tensor.contiguous()
+    return result
