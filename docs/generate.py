@@ -62,6 +62,10 @@ VARIABLES = {
         "COLAB_RELEASE_TAG": "Set in Colab, where a public link is made.",
         "KAGGLE_KERNEL_RUN_TYPE": "Set on Kaggle, where a public link is made.",
     },
+    "Devices": {
+        "JAX_PLATFORMS": "What JAX may work on, such as `cpu`; all that is there by default.",
+        "TPU_WORKER_HOSTNAMES": "Set on the hosts of a TPU slice of several.",
+    },
     "How pictures are computed": {
         "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "`false` makes pictures equal to the last bit "
         "on CPUs without AVX-512, and a fifth slower."

@@ -1,10 +1,22 @@
-"""Memory that this process has freed; with other C libraries than glibc nothing is done."""
+"""The machine's memory, and what this process has freed of it, for which other C libraries than
+glibc do nothing."""
 
 import ctypes
+import os
 from contextlib import suppress
+from pathlib import Path
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
 ARENAS = 2
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # bytes, where Linux bounds those of a container
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that the machine has, or the container that this runs in."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        memory = min(memory, int(CONTAINER.read_text(encoding="ascii")))
+    return memory
 
 
 def keep_freed_memory_together() -> None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": "make up to eight pictures in a folder",
     "journey": "make pictures on the way from one prompt or seed to another, and a movie",
     "devices": "say what JAX finds to work on",
+    "doctor": "say what is here to work with, and what is wrong and how to mend it",
     "samplers": "list the samplers and their spacings",
 }
 INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended

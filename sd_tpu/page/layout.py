@@ -2,16 +2,12 @@
 
 import dataclasses
 import json
-import sys
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import jax
 
 from sd_tpu.gallery.run import Card
 from sd_tpu.gallery.status import STARTING, StatusLine
@@ -222,9 +218,6 @@ def preset_steps(steps: int) -> list[int]:
 
 def about(engine: EngineClient, language: Language) -> str:
     """Return the text about the model and the server that draw the pictures."""
-    kinds = Counter(engine.status().devices)
-    devices = ", ".join(f"{count} × {kind.replace('cpu', 'CPU')}" for kind, count in kinds.items())
-    packages = ", ".join(f"{name} {version(name)}" for name in ("flax", "gradio"))
-    python = ".".join(map(str, sys.version_info[:3]))
-    versions = f"sd_tpu {VERSION}, JAX {jax.__version__}, {packages}, Python {python}"
-    return part("about", language, engine, devices, any("TPU" in kind for kind in kinds), versions)
+    found = engine.diagnose()
+    tpu = any("TPU" in device.kind for device in found.devices)
+    return part("about", language, engine, found, tpu, f"sd_tpu {VERSION}, {found.packages}")

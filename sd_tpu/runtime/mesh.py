@@ -3,18 +3,15 @@
 One axis, `data`: slots and training batches are split over it, weights are on every device.
 """
 
-import contextlib
-import os
-from pathlib import Path
-
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sd_tpu.memory import machine_memory
+
 AXIS = "data"
 SPLIT = PartitionSpec(AXIS)
 REPLICATED = PartitionSpec()
-CONTAINER = Path("/sys/fs/cgroup/memory.max")  # bytes, where Linux bounds those of a container
 
 
 def make_mesh(devices: int | None = None) -> Mesh:
@@ -35,17 +32,22 @@ def set_host_devices(count: int) -> None:
 
 
 def device_bytes(mesh: Mesh) -> int:
-    """Return the memory of each device for what stays there; the rest is for programs.
+    """Return the memory of each device for what stays there; the rest is for programs."""
+    stats = mesh.devices.flat[0].memory_stats() or {}
+    return bytes_to_keep(stats.get("bytes_limit"), mesh.size)
 
-    The devices of a CPU share its memory with the system.
+
+def bytes_to_keep(memory: int | None, devices: int) -> int:
+    """Return how much of a device's memory is for what stays there.
+
+    Args:
+        memory: the device's own, in bytes; None for one of a CPU, which share the machine's with
+            the system.
+        devices: how many there are.
     """
-    stats = mesh.devices.flat[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return int(0.8 * stats["bytes_limit"])
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
-        memory = min(memory, int(CONTAINER.read_text(encoding="ascii")))
-    return int(0.5 * memory) // mesh.size
+    if memory is not None:
+        return int(0.8 * memory)
+    return int(0.5 * machine_memory()) // devices
 
 
 def split(mesh: Mesh) -> NamedSharding:

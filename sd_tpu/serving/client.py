@@ -17,6 +17,7 @@ import numpy as np
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.checkpoint.library import Library
+from sd_tpu.doctor import Device, Diagnosis, diagnose
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
@@ -357,6 +358,11 @@ class EngineClient(abc.ABC):
                 f"“{_short(', '.join(unknown))}”"
             )
         return notes
+
+    def diagnose(self) -> Diagnosis:
+        """Look at the machine of this process, as `sd_tpu.doctor` does, and at the devices."""
+        devices = [Device(kind, "") for kind in self.status().devices]
+        return dataclasses.replace(diagnose(None, hub=False), devices=devices)
 
     def count(self, prompt: str, model: str = "") -> Count:
         """Count a prompt's tokens for a model; raises RequestError if it cannot be drawn."""

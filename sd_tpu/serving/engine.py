@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_within
 from sd_tpu.checkpoint.weights import Params
+from sd_tpu.doctor import Device, Diagnosis, diagnose
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.extra_network import ExtraNetwork
@@ -274,6 +275,10 @@ class Engine(EngineClient):
                 held=self.scheduler.held,
                 tally=copy.deepcopy(self.tally),
             )
+
+    def diagnose(self) -> Diagnosis:
+        """Look at this machine, as `EngineClient.diagnose`; the devices are its own."""
+        return diagnose([Device.of(each) for each in self.mesh.devices.flat], hub=False)
 
     def seconds(self, *pictures: Picture) -> float | None:
         """Estimate the seconds of pictures, as `EngineClient.seconds`.

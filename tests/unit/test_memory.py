@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmarks.report import memory
+from sd_tpu import memory as machine
 from sd_tpu.memory import return_freed_memory
 from sd_tpu.runtime import mesh
 
@@ -41,7 +42,7 @@ def test_all_threads_share_what_was_freed():
 @pytest.mark.parametrize("limit, least", [("1000000\n", 0), ("max\n", 1 << 20)])
 def test_a_cpu_has_the_memory_of_its_container(limit, least, tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(limit)
-    monkeypatch.setattr(mesh, "CONTAINER", tmp_path / "memory.max")
+    monkeypatch.setattr(machine, "CONTAINER", tmp_path / "memory.max")
     found = mesh.device_bytes(mesh.make_mesh(1))
     assert found > least if least else found == 500_000
 

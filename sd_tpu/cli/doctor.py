@@ -1,0 +1,114 @@
+"""`python -m sd_tpu doctor`: what is here, and what is wrong."""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+
+from sd_tpu.cli.flags import add_model_flags, model_options
+from sd_tpu.doctor import Device, Diagnosis, diagnose
+from sd_tpu.reading import expanded
+from sd_tpu.runtime.mesh import bytes_to_keep
+
+SECONDS = 120  # that JAX may look for devices; on one host of several it would wait for ever
+ASK = """
+import json
+from sd_tpu.doctor import jax_devices
+print(json.dumps(jax_devices(), default=vars))
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.set_defaults(run=_doctor, decoder_for="pictures")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--hub",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether to ask the Hugging Face Hub for an answer (default: yes)",
+    )
+    add_model_flags(parser)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    devices, failure = _asked()
+    found = diagnose(devices, failure=failure, hub=args.hub, more=_problems_of_model(args, devices))
+    if args.json:
+        print(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        _print(found)
+    return int(bool(found.problems))
+
+
+def _asked() -> tuple[list[Device], str]:
+    """Ask JAX for its devices, in a process that gives them back and is ended if it waits."""
+    try:
+        told = subprocess.run(
+            [sys.executable, "-c", ASK], capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"it waited for {SECONDS} s"
+    if told.returncode:
+        last = told.stderr.strip().splitlines()[-1:] or [f"it ended with {told.returncode}"]
+        return [], last[0]
+    devices, failure = json.loads(told.stdout.splitlines()[-1])
+    return [Device(**each) for each in devices], failure
+
+
+def _problems_of_model(args: argparse.Namespace, devices: list[Device]) -> list[str]:
+    """Return why the flags' model cannot be drawn with; one of the hub is not fetched for it."""
+    if not devices or not (expanded(args.model).exists() or args.models):
+        return []
+    on_cpu = devices[0].platform == "cpu"
+    dtype = "bfloat16" if args.dtype == "bfloat16" or not (on_cpu or args.dtype) else "float32"
+    from sd_tpu.serving.client import open_models  # takes seconds
+
+    try:
+        catalog, _ = open_models(dtype=dtype, **model_options(args))
+    except ValueError as error:  # of which CheckpointError is one
+        return [str(error)]
+    number = min(args.devices or len(devices), len(devices))
+    room = args.memory or bytes_to_keep(devices[0].memory, number)
+    needed = catalog.open("").checkpoint.parameters.memory
+    if needed <= room:
+        return []
+    helps = {
+        "--dtype bfloat16 halves that": dtype == "float32",
+        "--no-t5 leaves its largest text encoder out": args.t5
+        and "text_encoder_3" in catalog.open("").checkpoint.parameters.shapes,
+        "--devices 1 keeps them once": on_cpu and number > 1,
+    }
+    advice = ", ".join(flag for flag, does in helps.items() if does) or (
+        "a larger device is needed, or a smaller model"
+    )
+    return [
+        f"The weights of {args.model} take {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB of a "
+        f"device are for what stays there: {advice}."
+    ]
+
+
+def _print(found: Diagnosis) -> None:
+    """Print a diagnosis for people, the problems at the end."""
+    rows = {
+        "System": found.system,
+        "Memory": f"{found.memory / 1e9:.1f} GB",
+        "Devices": found.hardware or "none",
+        "Versions": found.packages,
+        **{
+            what.capitalize(): f"{folder.path}, {folder.free / 1e9:.1f} GB free"
+            for what, folder in found.folders.items()
+        },
+        "Hugging Face Hub": {
+            True: "answers",
+            False: "does not answer: models are read from folders and files here",
+            None: "not asked",
+        }[found.hub],
+        "MP4 movies": "yes" if found.ffmpeg else "no: ffmpeg is not installed; WebP and GIF are",
+    }
+    width = max(map(len, rows)) + 2
+    for name, text in rows.items():
+        print(f"{name:<{width}}{text}")
+    print()
+    print(*(found.problems or ["Nothing is wrong here."]), sep="\n")
