@@ -86,10 +86,16 @@ SIDES = {
     "sd35m-t5": 1024,
     "zimage": 1024,
     "klein": 1024,
+    "zimage-int8": 1024,
+    "klein-int8": 1024,
     "tiny": 32,
     "tinyxl": 32,
     "tiny3": 32,
 }
+
+
+INT8 = "-int8"  # behind a model's name: with weights of int8
+GUIDANCE = 7.5  # of models that say nothing
 
 
 @dataclass(frozen=True)
@@ -229,10 +235,17 @@ def compile_case(
 
 def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
     side = SIDES[model]
-    configs = MODELS[model]
-    network, params = find_family(configs["model_index"]).build(configs, jnp.bfloat16)
+    configs = MODELS[model.removesuffix(INT8)]
+    family = find_family(configs["model_index"])
+    network, params = family.build(configs, jnp.bfloat16)
+    if model.endswith(INT8):
+        network, params = network.in_int8(params)
+    guidance = family.defaults(configs).get("guidance", GUIDANCE)
+    guided = network.cfg_scale(guidance) > 1  # as pictures of this model mostly are
     count = images * mesh.size
-    programs = Programs(network, mesh, slots=count, height=side, width=side, group=images)
+    programs = Programs(
+        network, mesh, slots=count, height=side, width=side, group=images, guided=guided
+    )
     slots = jax.eval_shape(partial(empty_slots, network, count, programs.latent_shape))
 
     def placed(tree, sharding):

@@ -75,6 +75,7 @@ PNG_FIELDS = {  # beside those of settings
     "Size": "Width and height; with hires fix, those of the first drawing.",
     "Model hash": "The beginning of the SHA-256 of the model's file.",
     "VAE": "The tiny decoder that drew the picture.",
+    "Weights": "`int8` where the model's weights were rounded to it.",
     "Lora hashes": "LoRAs by name, with the hashes of their files.",
     "Token downsampling": "The server's, if it is not 1.",
     "Hires upscale": "How many times as large the second drawing is.",
@@ -282,7 +283,9 @@ def _written_fields() -> list[str]:
     }
     picture = Picture(**changed, width=512, height=512)
     request = Request((picture, dataclasses.replace(picture, seed=picture.seed + 1, steps=1)))
-    facts = dict(model_hash="0", token_downsampling=2, vae="taesd", lora_hashes={"a": "b"})
+    facts = dict(
+        model_hash="0", token_downsampling=2, vae="taesd", weights="int8", lora_hashes={"a": "b"}
+    )
     texts = [
         format_parameters(request, **facts, first_size=size) for size in ((256, 256), (256, 128))
     ]

@@ -24,11 +24,13 @@ from sd_tpu.checkpoint.config import CheckpointError, Config, is_file
 from sd_tpu.reading import check_regular
 
 Params = dict[str, Any]  # nested: module attribute or list index -> ... -> array
+SCALE = "kernel_scale"  # beside a kernel of int8: what its columns are multiples of
 
 # (leaf, number of axes) -> (leaf in the checkpoint, axes of ours in the checkpoint's order)
 LEAVES = {
     ("kernel", 4): ("weight", (3, 2, 0, 1)),
     ("kernel", 2): ("weight", (1, 0)),
+    (SCALE, 1): ("weight_scale", (0,)),  # which no checkpoint here has
     ("scale", 1): ("weight", (0,)),
     ("embedding", 2): ("weight", (0, 1)),
     ("bias", 1): ("bias", (0,)),
@@ -162,25 +164,18 @@ def architecture(
 
 
 def shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes that parameters have in a checkpoint."""
+    """Return the names and shapes that parameters have in a checkpoint, which has no int8."""
     return {
         _checkpoint_name(path, leaf): _checkpoint_shape(path, leaf)
         for path, leaf in _leaves(params)
     }
 
 
-def map_named(function: Callable[[str, Any], Any], params: Params, *, leading: int = 0) -> Params:
-    """Apply `function(name, leaf)` to each parameter, by its name in a checkpoint.
-
-    Args:
-        function: of the name and the array.
-        params: the tree.
-        leading: how many axes each array has before those of the parameter.
-    """
+def map_named(function: Callable[[str, Any], Any], params: Params) -> Params:
+    """Apply `function(name, leaf)` to each parameter, by its name in a checkpoint."""
 
     def one(path: tuple, leaf: Any) -> Any:
-        *modules, last = (str(key.key) for key in path)
-        return function(".".join([*modules, LEAVES[last, leaf.ndim - leading][0]]), leaf)
+        return function(_checkpoint_name(path, leaf), leaf)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -228,7 +223,7 @@ def load_stored(
     # Which a caller may have set for its thread.
     default_device = jax.config.jax_default_device  # ty: ignore[missing-attribute]
 
-    def placed(tensors: safe_open, name: str) -> tuple[tuple, jax.Array]:
+    def placed(tensors: safe_open, name: str) -> dict[tuple, jax.Array]:
         (path, leaf), entry = wanted[name], stored[name]
         _, axes = LEAVES[path[-1].key, leaf.ndim]
         value = entry.read(tensors)
@@ -237,19 +232,39 @@ def load_stored(
                 f"{entry.file} is damaged: {entry.name} holds what is no finite number."
             )
         value = value.transpose(np.argsort(axes))
-        value = value.astype(leaf.dtype if dtype is None else dtype, copy=False)
+        if leaf.dtype == np.int8:
+            kernel, scale = to_int8(value)
+            arrays = {path: kernel, (*path[:-1], jax.tree_util.DictKey(SCALE)): scale}
+        else:
+            arrays = {path: value.astype(leaf.dtype if dtype is None else dtype, copy=False)}
         with jax.default_device(default_device):
-            # Until it is there: what is under way takes memory twice.
-            return path, jax.block_until_ready(
-                jax.device_put(value[None] if leading else value, sharding)
-            )
+            # Until they are there: what is under way takes memory twice.
+            return {
+                where: jax.block_until_ready(
+                    jax.device_put(array[None] if leading else array, sharding)
+                )
+                for where, array in arrays.items()
+            }
 
     loaded = {}
     for file in dict.fromkeys(entry.file for entry in stored.values()):
         with opened(file) as tensors, ThreadPoolExecutor(READERS) as pool:
             names = [name for name, entry in stored.items() if entry.file == file]
-            loaded |= dict(pool.map(partial(placed, tensors), names))
+            for arrays in pool.map(partial(placed, tensors), names):
+                loaded |= arrays
     return jax.tree_util.tree_map_with_path(lambda path, _: loaded[path], expected)
+
+
+def to_int8(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Round a kernel [N, M] to multiples of a 127th of each column's largest number.
+
+    Returns:
+        The multiples, int8 [N, M], and what they are of, float32 [M].
+    """
+    wide = kernel.astype(np.float32)
+    scale = np.abs(wide).max(axis=0) / 127
+    wide /= np.where(scale, scale, 1)
+    return np.rint(wide, out=wide).astype(np.int8), scale
 
 
 def is_finite(value: np.ndarray) -> bool:
@@ -293,7 +308,13 @@ def contents(files: list[Path]) -> dict[str, Stored]:
 
 
 def save(params: Params, file: Path, dtype=None) -> None:
-    """Write parameters under the checkpoint's names, in `dtype` if given."""
+    """Write parameters under the checkpoint's names, in `dtype` if given.
+
+    Raises:
+        CheckpointError: some are int8, which is less than the checkpoint had.
+    """
+    if any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(params)):
+        raise CheckpointError("Weights that were read as int8 are not written.")
     tensors = {}
     for path, leaf in _leaves(params):
         _, axes = LEAVES[path[-1].key, leaf.ndim]
@@ -306,8 +327,10 @@ def save(params: Params, file: Path, dtype=None) -> None:
     file.chmod(mode)  # safetensors writes for its owner alone
 
 
-def _leaves(params: Params):
-    return jax.tree_util.tree_leaves_with_path(params)
+def _leaves(params: Params) -> list[tuple[tuple, Any]]:
+    """Return the parameters that a checkpoint has, by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [(path, leaf) for path, leaf in leaves if path[-1].key != SCALE]
 
 
 def _checkpoint_name(path: tuple, leaf) -> str:

@@ -80,6 +80,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "bfloat16 (default: where the checkpoint has it)",
     )
     add(
+        "--weights",
+        choices=("int8",),
+        help="round the dense layers of transformers and language models to int8 while they are "
+        "loaded: half of bfloat16's memory, and pictures that are not quite the same",
+    )
+    add(
         "--prediction-type",
         choices=("epsilon", "v_prediction"),
         help="what the UNet of --model predicts, if its files do not say so",
@@ -185,6 +191,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
         "prediction_type",
         "zero_snr",
         "t5",
+        "weights",
         "lora_dir",
         "embedding_dir",
         "prompt_chunks",

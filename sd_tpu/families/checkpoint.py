@@ -116,6 +116,7 @@ class Checkpoint:
         zero_snr: bool | None = None,
         safety_checker: bool = False,
         t5: bool = True,
+        weights: str | None = None,
     ) -> Self:
         """Read a checkpoint without its parameters.
 
@@ -133,6 +134,8 @@ class Checkpoint:
                 the checkpoint says.
             safety_checker: read the checkpoint's, if it brings one.
             t5: read Stable Diffusion 3's third text encoder, if the checkpoint brings it.
+            weights: "int8" has the dense layers of transformers and language models rounded to it
+                while they are read, of families that say so; by default they are of `dtype`.
 
         Raises:
             CheckpointError: what is wrong with the checkpoint, in one message.
@@ -144,6 +147,7 @@ class Checkpoint:
             dtype=dtype,
             token_downsampling=token_downsampling,
             decoder=decoder,
+            int8=weights == "int8",
             scheduler={name: value for name, value in overrides.items() if value is not None},
         )
         path = expanded(name)
@@ -230,6 +234,7 @@ class Checkpoint:
         dtype,
         decoder: TinyDecoder | None,
         scheduler: dict[str, Any],
+        int8: bool,
         beside: tuple[Path, ...] = (),
         **options: int,
     ) -> Self:
@@ -248,6 +253,8 @@ class Checkpoint:
         model, expected = family.build(
             configs, dtype, previewer=decoder.part if decoder else "", **options
         )
+        if int8:
+            model, expected = model.in_int8(expected)
         parameters = Parameters(source, expected, stored, decoder, beside)
         return cls(model, tokenizers, configs, card, parameters)
 

@@ -60,6 +60,7 @@ class Flux(LatentModel):
     texts: int = 1  # the prompt, and the one that it is on the way to
 
     denoiser: ClassVar = "transformer"
+    rounded: ClassVar = ("transformer", T5)
     flow: ClassVar = True
     even_sigmas: ClassVar = True
     pipelines: ClassVar = ("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline")

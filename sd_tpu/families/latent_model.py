@@ -18,6 +18,7 @@ from sd_tpu.checkpoint.config import (
 )
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.models import AutoencoderKL, AutoencoderKLFlux2, AutoencoderTiny
+from sd_tpu.models.layers import in_int8
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
 from sd_tpu.sentence import SentenceError
 
@@ -41,10 +42,12 @@ class LatentModel:
     token_downsampling: int = 1  # of a UNet's keys and values; 1 is exact, and all that others have
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
+    int8: bool = False  # whether the kernels of large dense layers are int8
 
     autoencoder: ClassVar = "vae"
     denoiser: ClassVar[str]  # the component that takes noise out of latents
     optional: ClassVar[tuple[str, ...]] = ()  # components that a checkpoint may leave out
+    rounded: ClassVar[tuple[str, ...]] = ()  # components whose dense layers int8 is for
     decoders: ClassVar[tuple[str, ...]]  # names of tiny decoders of its latents
     index: ClassVar[dict[str, Any]]  # model_index.json, but for what a checkpoint may choose
     whole: ClassVar = True  # whether all parameters of a checkpoint are read
@@ -164,6 +167,24 @@ class LatentModel:
         """Return a model of these parts and fields, and the shapes of its parameters."""
         graphs: dict[str, Any] = {module: graph for module, (graph, _) in parts.items()}
         return cls(**graphs, **fields), {module: shapes for module, (_, shapes) in parts.items()}
+
+    def in_int8(self, params: Params) -> tuple[Self, Params]:
+        """Return the model with kernels of int8 in the dense layers of `rounded`.
+
+        Args:
+            params: the shapes of its parameters.
+
+        Returns:
+            The model, and the shapes of its parameters.
+        """
+        parts = {
+            part: in_int8(getattr(self, part), params[part])
+            for part in self.rounded
+            if part in params
+        }
+        graphs: dict[str, Any] = {part: graph for part, (graph, _) in parts.items()}
+        model = dataclasses.replace(self, int8=bool(parts), **graphs)
+        return model, params | {part: shapes for part, (_, shapes) in parts.items()}
 
     @property
     def model_index(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class QwenModel(LatentModel):
     tokens: int = 0  # of each text, padding among them; 0 is the first of `buckets`
 
     denoiser: ClassVar = "transformer"
+    rounded: ClassVar = ("transformer", "text_encoder")
     flow: ClassVar = True
     even_sigmas: ClassVar = True
     components: ClassVar = {

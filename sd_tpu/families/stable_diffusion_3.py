@@ -51,6 +51,7 @@ class StableDiffusion3(ClipModel):
     text_config_2: ProjectedTextEncoderConfig
 
     denoiser: ClassVar = "transformer"
+    rounded: ClassVar = ("transformer", T5)
     flow: ClassVar = True
     pipelines: ClassVar = (
         "StableDiffusion3Pipeline",

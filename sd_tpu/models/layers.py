@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from sd_tpu.checkpoint.weights import ShapesOnly
+from sd_tpu.checkpoint.weights import Params, ShapesOnly
 from sd_tpu.models.attention import attention
 from sd_tpu.models.convolution import convolve, convolve_enlarged
 from sd_tpu.models.products import dot_general, matmul
@@ -120,9 +120,33 @@ def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
     return nnx.initializers.lecun_normal()
 
 
-def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> nnx.Linear:
+class Linear(nnx.Linear):
+    """A dense layer in one dtype, whose kernel may be int8 with a scale for each output."""
+
+    kernel_scale: nnx.Param | None
+
+    def to_int8(self) -> None:
+        """Take a kernel of int8; an abstract layer alone, as nothing is computed."""
+        shape = self.in_features, self.out_features
+        self.kernel = nnx.Param(jax.ShapeDtypeStruct(shape, jnp.int8))
+        self.kernel_scale = nnx.Param(jax.ShapeDtypeStruct(shape[1:], jnp.float32))
+
+    def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
+        """[..., inputs] -> [..., outputs]."""
+        if self.kernel_scale is None:
+            return super().__call__(inputs, out_sharding)
+        y = self.wide(inputs.astype(self.dtype)).astype(self.dtype)
+        return y if self.bias is None else y + self.bias[...]
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """Multiply x [..., inputs] by the kernel -> [..., outputs], whose sums stay float32."""
+        y = jnp.matmul(x, self.kernel[...].astype(x.dtype), preferred_element_type=jnp.float32)
+        return y if self.kernel_scale is None else y * self.kernel_scale[...]
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> Linear:
     """Return a dense layer [..., inputs] -> [..., outputs] in one dtype."""
-    return nnx.Linear(
+    layer = Linear(
         inputs,
         outputs,
         use_bias=bias,
@@ -132,6 +156,20 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
         kernel_init=_kernel_init(rngs),
         rngs=rngs,
     )
+    layer.kernel_scale = nnx.data(None)
+    return layer
+
+
+def in_int8(graph: nnx.GraphDef, shapes: Params) -> tuple[nnx.GraphDef, Params]:
+    """Return a network whose dense layers have kernels of int8, and the shapes of its parameters.
+
+    Nothing is computed: `sd_tpu.checkpoint.weights` rounds what it reads for such shapes.
+    """
+    network = nnx.merge(graph, shapes)
+    for _, layer in nnx.iter_modules(network):
+        if isinstance(layer, Linear):
+            layer.to_int8()
+    return nnx.graphdef(network), nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
 
 def conv(

@@ -134,7 +134,7 @@ class SelfAttention(nnx.Module):
         product = partial(jnp.einsum, preferred_element_type=jnp.float32)
         scores = product("bqhd,bkhd->bhqk", q, k) + bias
         attended = product("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(v.dtype), v)
-        return _wide(self.o, attended.astype(v.dtype).reshape(*x.shape[:-1], -1))
+        return self.o.wide(attended.astype(v.dtype).reshape(*x.shape[:-1], -1))
 
 
 def relative_buckets(length: int, buckets: int, max_distance: int) -> np.ndarray:
@@ -164,7 +164,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., d_model] -> the same in float32."""
-        return _wide(self.wo, nnx.relu(self.wi(x)))
+        return self.wo.wide(nnx.relu(self.wi(x)))
 
 
 class GatedFeedForward(nnx.Module):
@@ -178,9 +178,4 @@ class GatedFeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., d_model] -> the same in float32."""
-        return _wide(self.wo, gelu_tanh(self.wi_0(x)) * self.wi_1(x))
-
-
-def _wide(layer: nnx.Linear, x: jax.Array) -> jax.Array:
-    """Apply a dense layer without a bias, whose sums stay float32: x [..., N] -> [..., M]."""
-    return jnp.matmul(x, layer.kernel[...], preferred_element_type=jnp.float32)
+        return self.wo.wide(gelu_tanh(self.wi_0(x)) * self.wi_1(x))

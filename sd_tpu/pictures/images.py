@@ -511,6 +511,7 @@ def format_parameters(
     vae: str = "",
     lora_hashes: Mapping[str, str] = MappingProxyType({}),
     first_size: tuple[int, int] | None = None,
+    weights: str = "",
 ) -> str:
     """Format a request as A1111's text, from which `parse_parameters` makes the same request.
 
@@ -522,6 +523,7 @@ def format_parameters(
         lora_hashes: by name.
         first_size: width and height of the picture that this one is larger than, as in A1111's
             hires fix.
+        weights: what those of the model were rounded to, if they were.
     """
     common = request.common
     body = _plain("\n".join(filter(None, request.prompts)))
@@ -547,6 +549,7 @@ def format_parameters(
     line |= {
         _MODEL_HASH: model_hash,
         "VAE": vae,
+        "Weights": weights,
         "Lora hashes": hashes,
         "Version": f"sd_tpu {VERSION}",
     }

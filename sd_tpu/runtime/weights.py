@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from sd_tpu.checkpoint.adapters import Delta, Hadamard, LowRank, difference
-from sd_tpu.checkpoint.weights import Params, map_named
+from sd_tpu.checkpoint.weights import LEAVES, SCALE, Params
 from sd_tpu.runtime.mesh import AXIS, REPLICATED, split
 
 # Component -> a parameter's name in a checkpoint -> differences, each with its strength.
@@ -130,37 +130,58 @@ def merge(params: Params, deltas: Deltas) -> Params:
 
     Args:
         params: by component, arrays [1, ...] as `DeviceWeights` holds them.
-        deltas: of any of them. The sum is taken in float32 and rounded once.
+        deltas: of any of them. The sum is taken in float32 and rounded once; to int8 where the
+            parameters are.
 
     Returns:
         Like `params`, on the same devices.
     """
 
-    def one(
-        named: Mapping[str, Sequence[tuple[Delta, float]]], name: str, weight: jax.Array
-    ) -> jax.Array:
-        if not (added := named.get(name)):
-            return weight
-        return _merged(
-            weight,
-            [_padded(delta) for delta, _ in added],
-            np.asarray([strength for _, strength in added], np.float32),
-        )
+    def layer(
+        named: Mapping[str, Sequence[tuple[Delta, float]]], leaves: Mapping[Any, Any], name: str
+    ) -> dict[Any, Any]:
+        result = {}
+        for key, leaf in leaves.items():
+            if isinstance(leaf, dict):
+                result[key] = layer(named, leaf, f"{name}{key}.")
+            elif key not in result:  # or it is a scale that its kernel has brought
+                added = named.get(name + LEAVES[key, leaf.ndim - 1][0], ())
+                scale = leaves.get(SCALE) if key == "kernel" else None
+                arguments = (
+                    [_padded(delta) for delta, _ in added],
+                    np.asarray([strength for _, strength in added], np.float32),
+                )
+                if not added:
+                    result[key] = leaf
+                elif scale is None:
+                    result[key] = _merged(leaf, *arguments)
+                else:
+                    result[key], result[SCALE] = _merged_int8(leaf, scale, *arguments)
+        return {key: result[key] for key in leaves}
 
-    return {
-        part: map_named(
-            lambda name, leaf, part=part: one(deltas.get(part, {}), name, leaf), of, leading=1
-        )
-        for part, of in params.items()
-    }
+    return {part: layer(deltas.get(part, {}), of, "") for part, of in params.items()}
 
 
 @jax.jit
 def _merged(weight: jax.Array, deltas: list[Delta], strengths: jax.Array) -> jax.Array:
+    return _sum(weight, deltas, strengths).astype(weight.dtype)
+
+
+@jax.jit
+def _merged_int8(
+    kernel: jax.Array, scale: jax.Array, deltas: list[Delta], strengths: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    total = _sum(kernel * scale[:, None], deltas, strengths)
+    scale = jnp.abs(total).max(axis=1) / 127
+    multiples = total / jnp.where(scale, scale, 1)[:, None]
+    return jnp.rint(multiples).astype(kernel.dtype), scale
+
+
+def _sum(weight: jax.Array, deltas: list[Delta], strengths: jax.Array) -> jax.Array:
     total = weight[0].astype(jnp.float32)
     for number, delta in enumerate(deltas):
         total += strengths[number] * difference(delta)
-    return total[None].astype(weight.dtype)
+    return total[None]
 
 
 def _padded(delta: Delta) -> Delta:

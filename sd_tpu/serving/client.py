@@ -394,6 +394,7 @@ class EngineClient(abc.ABC):
             model_hash=self.catalog.hash(request.common.model),
             token_downsampling=checkpoint.model.token_downsampling,
             vae=decoder.name if decoder and decoder.pictures else "",
+            weights="int8" if checkpoint.model.int8 else "",
             first_size=first_size,
             lora_hashes=self.adapters.hashes(
                 *(text for picture in drawn for text in (picture.prompt, picture.negative_prompt))
@@ -432,6 +433,7 @@ class ModelOptions(TypedDict, total=False):
     styles: str | Path | None
     safety_checker: bool
     t5: bool
+    weights: str | None
     controlnets: Sequence[str | Path]
     ip_adapters: Sequence[str | Path]
     image_encoder: str | Path | None
@@ -458,6 +460,7 @@ def open_models(
     styles: str | Path | None = None,
     safety_checker: bool = False,
     t5: bool = True,
+    weights: str | None = None,
     controlnets: Sequence[str | Path] = (),
     ip_adapters: Sequence[str | Path] = (),
     image_encoder: str | Path | None = None,
@@ -491,6 +494,7 @@ def open_models(
         safety_checker: have models that bring one look at what they draw, and blur pictures that
             are not safe for work.
         t5: as `Checkpoint.open` takes it.
+        weights: as `Checkpoint.open` takes it, for all models that can be read so.
         controlnets: folders or hub ids of ControlNets that pictures may be steered by.
         ip_adapters: IP-Adapters for reference pictures, as `IPAdapter.open` takes them.
         image_encoder: the folder of what sees for them, where it is not beside them.
@@ -498,8 +502,8 @@ def open_models(
     Raises:
         CheckpointError: the model, a ControlNet or an IP-Adapter cannot be opened, or a folder
             cannot be read.
-        ValueError: the size or the downsampling is not possible, or the decoder is for none of the
-            models.
+        ValueError: the size or the downsampling is not possible, or the decoder or int8 is for none
+            of the models.
     """
     models, lora_dir, embedding_dir, wildcard_dir, styles, image_encoder = (
         expanded(path) if path else None
@@ -512,6 +516,7 @@ def open_models(
         token_downsampling=token_downsampling,
         safety_checker=safety_checker,
         t5=t5,
+        weights=weights,
     )
     if models is not None and not models.is_dir():
         raise ValueError(f"There is no folder {str(models)!r} with models.")
@@ -524,6 +529,11 @@ def open_models(
         revision=revision, prediction_type=prediction_type, zero_snr=zero_snr
     )
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
+    if weights and not (first.model.int8 or models):
+        raise ValueError(
+            f"Weights in {weights} are for models with a transformer, such as FLUX.2 klein or "
+            f"Z-Image; {first.card.name} has none."
+        )
     if tiny and not (first.parameters.decoder or models):
         raise ValueError(
             f"The decoder {tiny.name} is for "
