@@ -1,3 +1,5 @@
+from .app import Site as Site
+from .app import serve as serve
 from .checkpoint.config import BUNDLED_MODEL as BUNDLED_MODEL
 from .checkpoint.config import CheckpointError as CheckpointError
 from .pictures.drawn import DrawnImage as DrawnImage

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -65,6 +65,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+class Site:
+    """A page that is served in the background; in a notebook it shows itself as a link.
+
+    Attributes:
+        address: where it is: the public link, if there is one.
+    """
+
+    def __init__(self, address: str, ends: ExitStack):
+        """Keep what ends the page."""
+        self.address, self._ends = address, ends
+
+    def close(self) -> None:
+        """End the page; the engine draws on."""
+        self._ends.close()
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{self.address}" target="_blank">{self.address}</a>'
+
+
+def serve(
+    engine: EngineClient,
+    *,
+    share: bool | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    history: str | Path | None = None,
+) -> Site:
+    """Serve the page on an engine in the background, as in a notebook, which goes on using it.
+
+    >>> page = serve(engine, share=False)
+    >>> page.address.startswith("http://127.0.0.1:")
+    True
+    >>> page.close()
+
+    Args:
+        engine: draws.
+        share: whether to make a public link through Gradio's servers; by default in hosted
+            notebooks.
+        host: address to listen on; by default this machine's own.
+        port: by default the first free one from 7860.
+        history: folder in which finished pictures are kept for the browser that made them; by
+            default they are kept as long as the page is served.
+
+    Raises:
+        ValueError: nothing can be served at this address, or the folder cannot be used.
+        OSError: another program serves there.
+    """
+    share = is_shared_unasked() if share is None else share
+    names = Names.here([host] if host else [], share=share)
+    pages = _import_page()
+    quote_errors()
+    with ExitStack() as begun:
+        begun.enter_context(temporary_folder())
+        page = pages.build(engine, _open_history(Path(history) if history else None))
+        begun.callback(pages.close, page)
+        gate = _gate(engine, Access(()), names, api=False)
+        address = pages.launch(page, host=host, port=port, share=share, middleware=[gate])
+        return Site(address, begun.pop_all())
+
+
 def _serve(args: argparse.Namespace) -> int:
     bind(args.host, args.port).close()  # refuses what cannot be, before minutes go into loading
     access, history = _opened(args)
@@ -84,7 +144,7 @@ def _serve(args: argparse.Namespace) -> int:
             port=args.port,
             share=args.share,
             mcp_server=args.api,
-            middleware=[_gate(args, engine, access, names)],
+            middleware=[_gate(engine, access, names, api=args.api)],
         )
         with _drained(engine, args.grace):
             if not engine.ready.is_set():
@@ -163,7 +223,7 @@ def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI
     return pages.mount(
         pages.build(engine, history),
         mcp_server=args.api,
-        middleware=[_gate(args, engine, access, Names.here(args.allowed_host))],
+        middleware=[_gate(engine, access, Names.here(args.allowed_host), api=args.api)],
     )
 
 
@@ -199,16 +259,14 @@ def _access(args: argparse.Namespace) -> Access:
     return Access(tuple(keys), public=args.api_public)
 
 
-def _gate(
-    args: argparse.Namespace, engine: EngineClient, access: Access, names: Names
-) -> Middleware:
+def _gate(engine: EngineClient, access: Access, names: Names, *, api: bool) -> Middleware:
     """Return the middleware that serves everything beside the page."""
     return Middleware(
         Gate,
         names=names,
         access=access,
         api=http.create_api(engine, access),
-        paths=http.HEALTH_PATHS + http.API_PATHS * args.api,
+        paths=http.HEALTH_PATHS + http.API_PATHS * api,
     )
 
 
