@@ -16,7 +16,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.request import Request
 from sd_tpu.serving.client import open_models
 from sd_tpu.serving.engine import Engine
-from tests.support import pictures
+from tests.support import flux, pictures
 from tests.support.flux2 import make_pipeline
 from tests.support.pictures import SIDE
 
@@ -100,6 +100,18 @@ def test_pictures_are_near_those_of_the_model_as_it_is(engines):
     exact, rounded = (drawn(engines[kind]) for kind in (None, "int8"))
     for ours, theirs in zip(rounded, exact, strict=True):
         assert 0 < np.abs(ours - theirs).mean() < NEAR
+
+
+@pytest.mark.slow("compiles both")
+def test_t5_is_rounded_with_the_transformer_it_writes_for(tmp_path):
+    flux.make_pipeline(tmp_path / "words", dev=False).save_pretrained(tmp_path / "model")
+    found = []
+    for kind in (None, "int8"):
+        with Engine.open(tmp_path / "model", weights=kind, devices=1, size=(SIDE, SIDE)) as engine:
+            found.append(drawn(engine, prompts=["a cat"])[0])
+            t5 = engine.checkpoint.parameters.shapes["text_encoder_2"]
+            assert (np.dtype("int8") in {x.dtype for x in jax.tree.leaves(t5)}) == bool(kind)
+    assert 0 < np.abs(found[0] - found[1]).mean() < NEAR
 
 
 @pytest.mark.slow("compiles what merges")
