@@ -3,15 +3,18 @@ tokens of the text and of the picture pass some blocks with weights of their own
 other, and the rest as one sequence.
 
 Every block of a kind is given the same modulations, which a timestep alone makes. Positions have
-four axes: time, row and column of the picture, and along the text.
+four axes: time, row and column of the picture, and along the text. Reference pictures are further
+tokens, at other times. They see the picture as it sees them, so that their keys and values change
+from step to step, and none can be kept: only the variants called KV are trained for that.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float, Int, Real
 
 from sd_tpu.checkpoint.config import Flux2TransformerConfig
 from sd_tpu.models.layers import RMSNorm, TimestepEmbedding, linear, swiglu, timestep_encoding
@@ -25,6 +28,21 @@ from sd_tpu.models.transformer_blocks import (
     Modulations,
     attend,
 )
+
+
+class References(NamedTuple):
+    """Tokens of reference pictures, which are filled up to R of them.
+
+    Attributes:
+        latents: [B, R, in_channels].
+        positions: [B, R, 4] int32.
+        counts: [B] int32 from 0 to R, how many tokens there are, the first ones. The others do not
+            matter.
+    """
+
+    latents: Float[Array, "b r c"]
+    positions: Int[Array, "b r 4"]
+    counts: Int[Array, " b"]
 
 
 class Flux2Transformer2DModel(nnx.Module):
@@ -51,7 +69,11 @@ class Flux2Transformer2DModel(nnx.Module):
         self.proj_out = linear(width, outputs, bias=False, **layer)
 
     def __call__(
-        self, x: Float[Array, "b h w c"], timesteps: Real[Array, " b"], text: Float[Array, "b t d"]
+        self,
+        x: Float[Array, "b h w c"],
+        timesteps: Real[Array, " b"],
+        text: Float[Array, "b t d"],
+        references: References | None = None,
     ) -> Float[Array, "b h w c_out"]:
         """Predict the model output for a batch in which every image has its own timestep.
 
@@ -60,6 +82,7 @@ class Flux2Transformer2DModel(nnx.Module):
             timesteps: [B] from 0 to 1000, fractions allowed. They are not multiplied in here, as
                 they are in diffusers' network, which takes 0 to 1.
             text: [B, T, joint_attention_dim] text embeddings, all attended to.
+            references: tokens of reference pictures, or None where there are none.
 
         Returns:
             [B, h, w, out_channels] float32.
@@ -73,16 +96,25 @@ class Flux2Transformer2DModel(nnx.Module):
         of_text = self.double_stream_modulation_txt(condition)
         (of_tokens,) = self.single_stream_modulation(condition)
 
-        positions = jnp.concatenate([_text_positions(words), _picture_positions(height, width)])
-        by = rotation(positions[None], self.config.axes_dims_rope, self.config.rope_theta)
-        picture = self.x_embedder(x.astype(self.dtype).reshape(batch, height * width, channels))
+        positions = jnp.concatenate([_text_positions(words), picture_positions(height, width)])[
+            None
+        ]
+        latents, keys = x.reshape(batch, height * width, channels), None
+        if references is not None:
+            everywhere = jnp.broadcast_to(positions, (batch, *positions.shape[1:]))
+            positions = jnp.concatenate([everywhere, references.positions], axis=1)
+            latents = jnp.concatenate([latents, references.latents.astype(x.dtype)], axis=1)
+            keys = words + height * width + references.counts
+        by = rotation(positions, self.config.axes_dims_rope, self.config.rope_theta)
+        picture = self.x_embedder(latents.astype(self.dtype))
         context = self.context_embedder(text.astype(self.dtype))
         for block in self.transformer_blocks:
-            picture, context = block(picture, context, of_picture, of_text, by)
+            picture, context = block(picture, context, of_picture, of_text, by, keys)
         tokens = jnp.concatenate([context, picture], axis=1)
         for block in self.single_transformer_blocks:
-            tokens = block(tokens, of_tokens, by)
-        out = self.proj_out(self.norm_out(tokens[:, words:], condition))
+            tokens = block(tokens, of_tokens, by, keys)
+        drawn = tokens[:, words : words + height * width]
+        out = self.proj_out(self.norm_out(drawn, condition))
         return out.astype(jnp.float32).reshape(batch, height, width, -1)
 
 
@@ -91,10 +123,10 @@ def _text_positions(count: int) -> jax.Array:
     return jnp.pad(jnp.arange(count, dtype=jnp.int32)[:, None], ((0, 0), (3, 0)))
 
 
-def _picture_positions(height: int, width: int) -> jax.Array:
+def picture_positions(height: int, width: int, time: int = 0) -> np.ndarray:
     """Return positions of a picture's tokens, row by row: [height * width, 4] int32."""
-    grid = jnp.indices((height, width), jnp.int32).reshape(2, -1)
-    return jnp.pad(grid.T, ((0, 0), (1, 1)))
+    grid = np.indices((1, height, width, 1), np.int32).reshape(4, -1).T
+    return grid + np.array([time, 0, 0, 0], np.int32)
 
 
 class DoubleBlock(nnx.Module):
@@ -115,10 +147,11 @@ class DoubleBlock(nnx.Module):
         of_picture: list[Modulation],
         of_text: list[Modulation],
         by: Rotation,
+        keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """x [B, N, width], text [B, T, width], by [1, T + N, pairs] -> like x, like text."""
+        """x [B, N, width], text [B, T, width], by [1 or B, T + N, pairs] -> like x, like text."""
         (joint, feed), (joint_text, feed_text) = of_picture, of_text
-        attended, attended_text = self.attn(joint.norm(x), joint_text.norm(text), by)
+        attended, attended_text = self.attn(joint.norm(x), joint_text.norm(text), by, keys)
         x = x + joint.gate * attended
         x = x + feed.gate * self.ff(feed.norm(x))
         text = text + joint_text.gate * attended_text
@@ -147,9 +180,11 @@ class SingleBlock(nnx.Module):
     def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
         self.attn = ParallelAttention(config, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, modulation: Modulation, by: Rotation) -> jax.Array:
-        """x [B, N, width], by [1, N, pairs] -> like x."""
-        return x + modulation.gate * self.attn(modulation.norm(x), by)
+    def __call__(
+        self, x: jax.Array, modulation: Modulation, by: Rotation, keys: jax.Array | None
+    ) -> jax.Array:
+        """x [B, N, width], by [1 or B, N, pairs], keys [B] or None for all -> like x."""
+        return x + modulation.gate * self.attn(modulation.norm(x), by, keys)
 
 
 class ParallelAttention(nnx.Module):
@@ -165,11 +200,11 @@ class ParallelAttention(nnx.Module):
         self.norm_k = RMSNorm(config.attention_head_dim, EPS, **layer)
         self.to_out = linear(width + inside, width, bias=False, **layer)
 
-    def __call__(self, x: jax.Array, by: Rotation) -> jax.Array:
-        """x [B, N, width], by [1, N, pairs] -> like x."""
+    def __call__(self, x: jax.Array, by: Rotation, keys: jax.Array | None) -> jax.Array:
+        """x [B, N, width], by [1 or B, N, pairs], keys [B] or None for all -> like x."""
         ends = [number * x.shape[-1] for number in (1, 2, 3)]
         q, k, v, inside = jnp.split(self.to_qkv_mlp_proj(x), ends, axis=-1)
         q, k = self.norm_q.by_head(q, self.heads), self.norm_k.by_head(k, self.heads)
-        attended = attend(q, k, v, self.heads, by)
+        attended = attend(q, k, v, self.heads, by, keys)
         fed = swiglu(*jnp.split(inside, 2, axis=-1))
         return self.to_out(jnp.concatenate([attended, fed], axis=-1))

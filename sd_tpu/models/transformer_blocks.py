@@ -201,11 +201,16 @@ class JointAttention(ProjectedHeads):
         self.norm_added_k = head_norm(channels // heads, norm_eps, **layer)
 
     def __call__(
-        self, x: jax.Array, text: jax.Array, by: Rotation | None = None
+        self,
+        x: jax.Array,
+        text: jax.Array,
+        by: Rotation | None = None,
+        keys: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """x [B, N, channels], text [B, L, channels], by [1, L + N, pairs] -> like x, like text.
+        """x [B, N, channels], text [B, L, channels], by [1 or B, L + N, pairs] -> like x and text.
 
-        The latter is not projected in the last block, where nothing follows for it.
+        The text is first where positions count, and `keys` [B] counts from there. It is not
+        projected in the last block, where nothing follows for it.
         """
         added = (
             normed_by_head(self.norm_added_q, self.add_q_proj(text), self.heads),
@@ -216,7 +221,7 @@ class JointAttention(ProjectedHeads):
         order = 1 if by is None else -1
         first, second = (self.projected(x), added)[::order]
         q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
-        both = jnp.split(attend(q, k, v, self.heads, by), [first[0].shape[1]], axis=1)
+        both = jnp.split(attend(q, k, v, self.heads, by, keys), [first[0].shape[1]], axis=1)
         attended, rest = both[::order]
         if hasattr(self, "to_add_out"):
             rest = self.to_add_out(rest)

@@ -21,6 +21,7 @@ from flax import nnx
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, Flux2TransformerConfig
 from sd_tpu.models import Flux2Transformer2DModel
+from sd_tpu.models.flux2_transformer import References, picture_positions
 
 TOLERANCE = 1e-5
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -116,17 +117,47 @@ def inputs(height=8, width=8, times=(961.0, 3.5), words=7) -> list:
     return [latents, np.array(times, np.float32), text]
 
 
-def of_diffusers(reference, latents, timesteps, text) -> np.ndarray:
-    """Draw with the positions, and by the thousandths of timesteps, of the pipeline."""
+def of_diffusers(reference, latents, timesteps, text, pictures=()) -> np.ndarray:
+    """Draw with the positions, and by the thousandths of timesteps, of the pipeline, after
+    reference pictures [h, w, in_channels]."""
     x, timesteps, text = map(torch.tensor, (latents, timesteps, text))
+    tokens, ids = x.flatten(1, 2), Flux2KleinPipeline._prepare_latent_ids(x.permute(0, 3, 1, 2))
+    if pictures:
+        seen = [torch.tensor(each.transpose(2, 0, 1)[None]) for each in pictures]
+        where = Flux2KleinPipeline._prepare_image_ids(seen).expand(len(x), -1, -1)
+        packed = torch.cat([each.flatten(2).transpose(1, 2) for each in seen], dim=1)
+        tokens = torch.cat([tokens, packed.expand(len(x), -1, -1)], dim=1)
+        ids = torch.cat([ids, where], dim=1)
     out = reference(
-        x.flatten(1, 2),
+        tokens,
         text,
         timesteps / 1000,
-        img_ids=Flux2KleinPipeline._prepare_latent_ids(x.permute(0, 3, 1, 2)),
+        img_ids=ids,
         txt_ids=Flux2KleinPipeline._prepare_text_ids(text),
-    ).sample
+    ).sample[:, : x.shape[1] * x.shape[2]]
     return out.unflatten(1, x.shape[1:3]).numpy()
+
+
+def references(rows, tokens: int) -> References:
+    """Return the pictures [h, w, 8] of each row, filled up with noise to so many tokens."""
+    rng = np.random.default_rng(1)
+    latents = 9 * rng.standard_normal((len(rows), tokens, 8), np.float32)
+    positions = rng.integers(0, 50, (len(rows), tokens, 4), np.int32)
+    counts = np.zeros(len(rows), np.int32)
+    for row, pictures in enumerate(rows):
+        for number, picture in enumerate(pictures, 1):
+            h, w, _ = picture.shape
+            place = slice(counts[row], counts[row] + h * w)
+            latents[row, place] = picture.reshape(h * w, 8)
+            positions[row, place] = picture_positions(h, w, 10 * number)
+            counts[row] += h * w
+    return References(latents, positions, counts)
+
+
+def seen(*sizes) -> list[np.ndarray]:
+    """Latents of reference pictures of these sizes."""
+    rng = np.random.default_rng(2)
+    return [rng.standard_normal((*size, 8), np.float32) for size in sizes]
 
 
 def relative(ours, theirs) -> float:
@@ -168,6 +199,37 @@ def test_many_tokens_are_those_of_diffusers(size, tmp_path):
         opened(tmp_path)(*given),
         of_diffusers(theirs, *given),
     )
+
+
+@pytest.mark.parametrize("height", [8, 32], ids=["plain attention", "chunked"])
+def test_with_reference_pictures_it_is_that_of_diffusers(kind, reference, ours, height):
+    given = inputs(height, 16, words=7)
+    rows = seen((5, 3)), seen((2, 7), (8, 6), (1, 1))
+    found = ours(*given, references(rows, 128))
+    for row, pictures in enumerate(rows):
+        assert_agrees(
+            f"Flux2Transformer2DModel, {kind}, {height}x16, {len(pictures)} reference pictures",
+            found[row],
+            of_diffusers(reference, *given, pictures)[row],
+        )
+
+
+def test_rows_without_reference_pictures_are_as_in_programs_without_them(ours):
+    given = inputs()
+    found = ours(*given, references([seen((5, 3)), []], 32))
+    assert relative(found[1], ours(*given)[1]) < 1e-6
+    assert relative(found[0], ours(*given)[0]) > 1e-3
+
+
+def test_what_reference_pictures_are_filled_up_with_does_not_matter(ours):
+    given, filled = inputs(), references([seen((5, 3)), seen((4, 4))], 32)
+    before = ours(*given, filled)
+    latents, positions = filled.latents.copy(), filled.positions.copy()
+    latents[:, 16:], positions[:, 16:] = -3, 7
+    assert np.array_equal(ours(*given, References(latents, positions, filled.counts)), before)
+    latents[:, 3] += 0.5
+    after = ours(*given, References(latents, filled.positions, filled.counts))
+    assert relative(after, before) > 1e-4
 
 
 @pytest.mark.parametrize("number", range(3), ids=["latents", "timesteps", "text"])
