@@ -184,7 +184,7 @@ def single_steps(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
         ),
         REFERRING: dict(
             added={"reference_scale": np.ones(1, np.float32)},
-            reference=noise.integers(0, 256, (side, side, 3), np.uint8),
+            references=[noise.integers(0, 256, (side, side, 3), np.uint8)],
         ),
     }
     entering = side_by_side(

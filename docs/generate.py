@@ -145,8 +145,8 @@ def _default(setting: Setting) -> str:
 
 def _values(setting: Setting) -> str:
     match setting.kind:
-        case Upload():
-            return "a picture"
+        case Upload(most=most):
+            return "a picture" if most == 1 else f"1 to {most} pictures"
         case Choice(options=options, per=per):
             named = ("sampler", "spacing")
             if setting.name in named or per:

@@ -328,8 +328,8 @@ class Request:
             name
             for picture in self.pictures
             if picture
-            for name in map(vars(picture).get, UPLOADS)
-            if name
+            for setting in UPLOADS
+            for name in getattr(picture, setting).split()
         }
 
     def without_inputs(self) -> Self:

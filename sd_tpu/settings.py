@@ -26,6 +26,7 @@ MAX_STYLE_LENGTH = 200  # characters of its name
 MAX_PROMPT_LENGTH = 4000  # characters; 77 tokens are rarely more than 400
 MAX_SIZE = 1 << 16  # pixels; which sizes there are is the model's and the server's business
 MAX_STEPS = 200
+MAX_REFERENCES = 10  # pictures; how many of them a model takes is its own business
 MAX_SEED = 2**32 - 1
 RANDOM = -1  # where a person gives a seed; a picture has the one that was drawn
 LARGER_STRENGTH = 0.4  # where a picture is drawn again larger, and its model asks for no other
@@ -116,18 +117,30 @@ class Name(Text):
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
-    """An uploaded picture, named by the hash of its content; "" is none."""
+    """An uploaded picture, named by the hash of its content, or up to `most`; "" is none.
 
+    Names of several stand in their order, with a space between.
+    """
+
+    most: int = 1
     type = str
 
     def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Return the value as a picture holds it; None is none. Raises RequestError."""
         value = "" if value is None else value
-        if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
+        names = value.split(" ") if isinstance(value, str) and value else []
+        if not isinstance(value, str) or not all(re.fullmatch("[0-9a-f]{64}", x) for x in names):
             raise RequestError(
                 "{name} should be the name of a picture that was handed in, not {value}.",
                 name=_whose(name, of),
                 value=shortened(value),
+            )
+        if len(names) > self.most:
+            raise RequestError(
+                "{name}: {count} pictures were given; at most {most} are accepted.",
+                name=_whose(name, of),
+                count=len(names),
+                most=self.most,
             )
         return value
 
@@ -136,8 +149,8 @@ class Upload:
         return text
 
     def shown(self, value: Any) -> str:
-        """Return the first digits of the name, enough to tell it from others."""
-        return str(value)[:8]
+        """Return the first digits of each name, enough to tell it from others."""
+        return " ".join(name[:8] for name in str(value).split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,6 +357,11 @@ class Setting:
     def of_upload(self) -> bool:
         """Whether it is a picture that is handed in, or says how one is used."""
         return self.section in HANDED_IN
+
+    @property
+    def most_pictures(self) -> int:
+        """How many pictures that are handed in it names, at most."""
+        return self.kind.most if isinstance(self.kind, Upload) else 0
 
     @property
     def common(self) -> bool:
@@ -655,9 +673,10 @@ class Picture:
     )
     reference: str = _setting(
         "",
-        Upload(),
+        Upload(MAX_REFERENCES),
         "Reference picture",
-        "A picture whose subject, faces or style the result takes up; its lines are not followed.",
+        "A picture whose subject, faces or style the result takes up; models that edit take "
+        "several.",
         section=REFERENCE,
         caption="with a reference picture",
         caption_empty="no reference picture",
@@ -675,7 +694,8 @@ class Picture:
         0.6,
         Number(float, 0, 2, step=0.05),
         "Reference strength",
-        "How much the reference picture counts beside the prompt; 0 is not at all.",
+        "How much the reference picture counts beside the prompt, with an IP-Adapter; 0 is not at "
+        "all.",
         section=REFERENCE,
         caption="reference strength {value}",
         suggest=_around(0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2),
@@ -723,8 +743,13 @@ class Picture:
         return bool(self.control_image and self.control_scale)
 
     @property
-    def uses_ip_adapter(self) -> bool:
-        """Whether it is drawn after a reference picture."""
+    def references(self) -> list[str]:
+        """The names of its reference pictures, in their order."""
+        return self.reference.split()
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether it is drawn after reference pictures."""
         return bool(self.reference and self.reference_scale)
 
 

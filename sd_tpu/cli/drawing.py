@@ -31,6 +31,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Se
             setting.flag or "",  # all of these have one
             dest=name,
             type=setting.kind.parse,
+            action="append" if setting.most_pictures > 1 else "store",
             metavar=_metavar(setting),
             help=_help(setting),
         )
@@ -60,6 +61,8 @@ def _help(setting: Setting) -> str:
             if setting.name in ("sampler", "spacing")
             else (f" One of {', '.join(filter(None, setting.kind.options))}.")
         )
+    if setting.most_pictures > 1:
+        listed = f" As often as the model takes one, up to {setting.most_pictures} times."
     default_text = "" if isinstance(setting.kind, Text | Upload) else f" (default: {default})"
     return f"{setting.label}. {setting.help}{listed}{default_text}"
 

@@ -24,7 +24,7 @@ from sd_tpu.reading import read_bytes
 from sd_tpu.request import LARGER, ModelCatalog, Request, larger, rounded
 from sd_tpu.serving.arguments import fill
 from sd_tpu.serving.job import ImageReady, Job
-from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, OVERRIDABLE, SIDES, Picture, Upload, drawn_seed
+from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, OVERRIDABLE, SIDES, UPLOADS, Picture, drawn_seed
 
 if TYPE_CHECKING:  # importing it takes seconds
     from sd_tpu.serving.engine import Engine
@@ -187,17 +187,21 @@ def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
             raise ValueError(
                 f"--own {number}: there is no setting {name!r}; there are {', '.join(OVERRIDABLE)}."
             )
-        per_picture[int(number) - 1][name] = OVERRIDABLE[name].kind.parse(text)
+        own, setting = per_picture[int(number) - 1], OVERRIDABLE[name]
+        value = setting.kind.parse(text)
+        own[name] = [*own.get(name, []), value] if setting.most_pictures > 1 else value
     return per_picture
 
 
 def _take_inputs(settings: dict[str, Any]) -> list[Input]:
     """Read the pictures whose files the settings name, and name them by content instead."""
     inputs = []
-    for name, path in settings.items():
-        if name in OVERRIDABLE and isinstance(OVERRIDABLE[name].kind, Upload) and path:
-            inputs.append(Input(read_bytes(Path(path), MAX_FILE_BYTES), str(path)))
-            settings[name] = inputs[-1].name
+    for name, given in settings.items():
+        if name in UPLOADS and given:
+            paths = filter(None, given if isinstance(given, list) else [given])
+            read = [Input(read_bytes(Path(path), MAX_FILE_BYTES), path) for path in paths]
+            settings[name] = " ".join(each.name for each in read)
+            inputs += read
     return inputs
 
 

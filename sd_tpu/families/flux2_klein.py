@@ -4,11 +4,12 @@ matching, and a Qwen3 language model of which the states of three layers are the
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -24,10 +25,15 @@ from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families.latent_model import Arrays, Parts, check_channels
 from sd_tpu.families.qwen_model import QwenModel
 from sd_tpu.models import Flux2Transformer2DModel, Qwen3Model
+from sd_tpu.models.flux2_transformer import References, picture_positions
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
 
 TAKEN = (9, 18, 27)  # after so many of the language model's layers
 TOKENS = 512  # of each text, padding among them, which counts
+TIME = 10  # between the positions of one reference picture and of the next
+# Tokens of reference pictures that programs are compiled for: powers of two, from those of 256x256
+# pixels to those of 1024x1024, and multiples of the latter.
+FEWEST, WHOLE = 256, 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +41,13 @@ class Flux2Klein(QwenModel):
     """The networks without their parameters: a `sd_tpu.families.model.Model`.
 
     Conditions are the states [2, 512, 3 D] of three of the language model's layers as "text".
+
+    With reference pictures, inputs hold their tokens as "reference", f32 [R, C], their positions,
+    i32 [R, 4], as "reference_positions", and how many of the R there are, i32, as
+    "reference_count"; conditions are the same, led by 1 for both texts.
     """
+
+    reference_tokens: int = 0  # R; 0 is no reference pictures
 
     transformer: nnx.GraphDef
     text_encoder: nnx.GraphDef
@@ -47,6 +59,7 @@ class Flux2Klein(QwenModel):
     buckets: ClassVar = (TOKENS,)
     thinking: ClassVar = False
     whole: ClassVar = False
+    max_references: ClassVar = 10
     pipelines: ClassVar = ("Flux2KleinPipeline",)
     index: ClassVar = {
         "_class_name": "Flux2KleinPipeline",
@@ -102,10 +115,55 @@ class Flux2Klein(QwenModel):
         return self.downscale
 
     @property
+    def shape_key(self) -> tuple[str, ...]:
+        """Key that tells these programs from those without reference pictures."""
+        tokens = self.reference_tokens
+        return (*super().shape_key, *([f"{tokens} tokens of reference pictures"] if tokens else []))
+
+    @property
+    def input_shapes(self) -> Arrays:
+        """Shapes of the inputs of `encode_prompt`."""
+        return {**super().input_shapes, **self._reference_shapes((), jnp.float32)}
+
+    @property
     def cond_shapes(self) -> Arrays:
         """Shapes of the conditions that `encode_prompt` returns."""
         shape = 2, TOKENS, self.transformer_config.joint_attention_dim
-        return {"text": jax.ShapeDtypeStruct(shape, self.dtype)}
+        return {
+            "text": jax.ShapeDtypeStruct(shape, self.dtype),
+            **self._reference_shapes((1,), self.dtype),
+        }
+
+    def _reference_shapes(self, lead: tuple[int, ...], dtype: Any) -> Arrays:
+        """Return the shapes of reference pictures' tokens, if there are any."""
+        if not (tokens := self.reference_tokens):
+            return {}
+        return {
+            "reference": jax.ShapeDtypeStruct((*lead, tokens, self.vae_config.channels), dtype),
+            "reference_positions": jax.ShapeDtypeStruct((*lead, tokens, 4), jnp.int32),
+            "reference_count": jax.ShapeDtypeStruct(lead, jnp.int32),
+        }
+
+    def for_inputs(self, inputs: Arrays) -> Any:
+        """Return these networks for texts and reference pictures as large as in the inputs."""
+        count = int(inputs.get("reference_count", 0))
+        whole = -(-count // WHOLE) * WHOLE
+        tokens = whole if count > WHOLE else max(FEWEST, 1 << (count - 1).bit_length())
+        model = super().for_inputs(inputs)
+        return dataclasses.replace(model, reference_tokens=tokens if count else 0)
+
+    def reference_inputs(self, sizes: Sequence[tuple[int, int]]) -> Arrays:
+        """Return the inputs for reference pictures of these sizes, but for what they show.
+
+        Args:
+            sizes: heights and widths, in pixels.
+        """
+        positions = [
+            picture_positions(height // self.downscale, width // self.downscale, number * TIME)
+            for number, (height, width) in enumerate(sizes, 1)
+        ]
+        joined = np.concatenate(positions)
+        return {"reference_positions": joined, "reference_count": np.int32(len(joined))}
 
     def cfg_scale(self, guidance: float) -> float:
         """Return the scale of classifier-free guidance, which a distilled model does not take."""
@@ -132,7 +190,14 @@ class Flux2Klein(QwenModel):
         """Encode both texts; padding sees the text alone, and is part of it."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         states = encoder.states(inputs["ids"], TAKEN, inputs["lengths"])
-        return {"text": jnp.concatenate(states, axis=-1)}
+        references = {name: inputs[name][None] for name in self._reference_shapes((), self.dtype)}
+        return {"text": jnp.concatenate(states, axis=-1), **references}
+
+    def encode_reference(
+        self, params: Params, image: Float[Array, "H W 3"]
+    ) -> Float[Array, "tokens C"]:
+        """Return the tokens of a reference picture in [-1, 1], row by row."""
+        return self.encode(params, image).reshape(-1, self.vae_config.channels)
 
     def denoise(
         self,
@@ -143,4 +208,9 @@ class Flux2Klein(QwenModel):
         strength: Float[Array, " b"] | None = None,
     ) -> Float[Array, "b h w C"]:
         """Return the transformer's output, the velocity."""
-        return nnx.merge(self.transformer, params["transformer"])(x, t, cond["text"])
+        references = None
+        if self.reference_tokens:
+            references = References(
+                cond["reference"], cond["reference_positions"], cond["reference_count"]
+            )
+        return nnx.merge(self.transformer, params["transformer"])(x, t, cond["text"], references)

@@ -53,6 +53,7 @@ class LatentModel:
     whole: ClassVar = True  # whether all parameters of a checkpoint are read
     flow: ClassVar = False  # whether it was trained by flow matching
     even_sigmas: ClassVar = False  # of flow matching, instead of those of training
+    max_references: ClassVar = 0  # pictures that it sees by itself beside the prompt
 
     @staticmethod
     def mended(configs: Mapping[str, Any]) -> dict[str, Any]:

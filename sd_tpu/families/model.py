@@ -68,6 +68,13 @@ class Model(Protocol):
         """Whether it takes a control picture; slots say how strongly in each row."""
 
     @property
+    def max_references(self) -> int:
+        """Reference pictures that it takes by itself.
+
+        A model that takes any has the methods `reference_inputs` and `encode_reference` too.
+        """
+
+    @property
     def checks_safety(self) -> bool:
         """Whether it flags pictures that are not safe for work."""
 

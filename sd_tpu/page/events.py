@@ -453,7 +453,12 @@ class Actions:
             "faster": part("summary", language, faster),
             "inputs": self.inputs.shown(
                 asked.browser,
-                {each.get(name, "") for each in (filled, *per_picture) for name in UPLOADS},
+                {
+                    name
+                    for each in (filled, *per_picture)
+                    for setting in UPLOADS
+                    for name in each.get(setting, "").split()
+                },
             ),  # small
             "draw": {"count": len(pictures), "seconds": self._seconds(pictures)},
             "slow": self._slow(filled, language),

@@ -6,6 +6,7 @@ What cannot be served is refused by what a file's first bytes say, before anythi
 import dataclasses
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
@@ -30,6 +31,8 @@ ON_THEIR_SIDE = range(5, 9)  # its values of pictures that are stored so
 PNG_DEPTH = 24  # where a PNG file says how many bits its numbers have
 FILL_BLUR = 8  # pixels: deviation of what is blurred into the white of a mask
 LONGEST = 16  # times as long as wide: of longer reference pictures the ends are cut off first
+EDITED_AREA = 1 << 20  # pixels of a reference picture of models that edit; larger is made smaller
+EDITED_SIDE, EDITED_RATIO = 64, 8  # of them: pixels of a side at least, times as long at most
 WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)
 HALF = 128  # more opaque than that is painted
 
@@ -296,20 +299,61 @@ def control_pixels(picture: Picture, inputs: Mapping[str, Input]) -> np.ndarray:
     return detected(fitted(control, picture, picture.fit), picture.detector)
 
 
-def reference_pixels(picture: Picture, inputs: Mapping[str, Input], side: int) -> np.ndarray:
-    """Return the reference picture for an IP-Adapter: uint8 [side, side, 3].
+def reference_pixels(name: str, inputs: Mapping[str, Input], side: int) -> np.ndarray:
+    """Return the reference picture of this name for an IP-Adapter: uint8 [side, side, 3].
 
     It is the middle of the picture at the size to which transformers' CLIPImageProcessor brings it.
     Raises RequestError if it is missing or damaged.
     """
-    reference = inputs.get(picture.reference)
-    if reference is None:
-        raise RequestError("The reference picture is not here any more; please hand it in again.")
-    image = reference.on_white()
+    image = _reference(name, inputs).on_white()
     most = LONGEST * min(image.size)
     image = _middle(image, *(min(length, most) for length in image.size))
     size = [side * length // min(image.size) for length in image.size]
     return np.asarray(_middle(image.resize(size, Image.Resampling.BICUBIC), side, side))
+
+
+def edited_pixels(name: str, inputs: Mapping[str, Input], unit: int) -> np.ndarray:
+    """Return the reference picture of this name for a model that edits: uint8 [H, W, 3].
+
+    As in diffusers' Flux2KleinPipeline it is the middle of the picture, as large as multiples of
+    `unit` allow, made smaller where it has more than EDITED_AREA pixels.
+
+    Raises:
+        RequestError: it is missing, damaged, too small or too long.
+    """
+    reference = _reference(name, inputs)
+    width, height = reference.size
+    if min(width, height) < EDITED_SIDE:
+        raise RequestError(
+            "The reference picture has {width}x{height} pixels; this model takes those with "
+            "{least} or more on either side.",
+            setting="reference",
+            width=width,
+            height=height,
+            least=EDITED_SIDE,
+        )
+    if max(width, height) > EDITED_RATIO * min(width, height):
+        raise RequestError(
+            "The reference picture has {width}x{height} pixels; this model takes those that are "
+            "at most {most} times as long as wide.",
+            setting="reference",
+            width=width,
+            height=height,
+            most=EDITED_RATIO,
+        )
+    image = reference.on_white()
+    if width * height > EDITED_AREA:
+        scale = math.sqrt(EDITED_AREA / (width * height))
+        size = int(width * scale), int(height * scale)
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    return np.asarray(_middle(image, *(length // unit * unit for length in image.size)))
+
+
+def _reference(name: str, inputs: Mapping[str, Input]) -> Input:
+    """Return a reference picture; raises RequestError if it is missing."""
+    if name not in inputs:
+        raise RequestError("The reference picture is not here any more; please hand it in again.")
+    return inputs[name]
 
 
 def _middle(image: Image.Image, width: int, height: int) -> Image.Image:

@@ -35,6 +35,7 @@ from sd_tpu.runtime.slots import (
     empty_slots,
     encode_images,
     encode_slots,
+    kind_of_picture,
     preview_slots,
     signed,
     stack_slot_inputs,
@@ -221,7 +222,7 @@ class ImageEncoder:
             width: of the pictures, in pixels.
             network_dtype: of the arithmetic, by which the compiler is told what is fast.
             dtype: of the pictures; those in uint8 are made float32 for it.
-            names: of the pictures of entries that it is for.
+            names: of the pictures that it is for, without their numbers.
             stacked: as `Programs` takes it.
         """
         self._mesh, self._names, self._parts = mesh, frozenset(names), tuple(params)
@@ -250,18 +251,36 @@ class ImageEncoder:
     ) -> dict[int, Any]:
         """Encode pictures of slot inputs, and return the inputs with latents in their place.
 
+        Arguments are those of `latents`.
+        """
+        return encoded(entering, self.latents(params, entering, device, whose))
+
+    def latents(
+        self,
+        params: Params,
+        entering: Mapping[int, SlotInputs | None],
+        device: Callable[[int], int],
+        whose: Mapping[int, Hashable] = MappingProxyType({}),
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """Encode those pictures of slot inputs that are of the encoder's size.
+
         Args:
             params: as the programs take them.
             entering: slot inputs by slot.
             device: of a slot, by whose parameters its pictures are encoded.
             whose: tells the parameters of a device from others, between calls; by default nothing
                 does, and nothing is kept.
+
+        Returns:
+            Latents or tokens by slot and by the picture's name.
         """
         keys, waiting = {}, {}
         for slot, slot_inputs in entering.items():
             pictures = (slot_inputs.pictures or {}) if slot_inputs else {}
-            for name in pictures.keys() & self._names:
-                image = np.ascontiguousarray(pictures[name])
+            for name, picture in pictures.items():
+                if kind_of_picture(name) not in self._names or picture.shape != self._blank.shape:
+                    continue
+                image = np.ascontiguousarray(picture)
                 there = device(slot)
                 key = keys[slot, name] = (
                     whose.get(there, there),
@@ -274,10 +293,7 @@ class ImageEncoder:
             latents[slot][name] = found[key]
         if whose:
             self._keep({key: found[key] for key in keys.values()})
-        return {
-            slot: slot_inputs.encoded(latents[slot]) if slot in latents else slot_inputs  # ty: ignore[missing-union-attribute]
-            for slot, slot_inputs in entering.items()
-        }
+        return latents
 
     def _keep(self, used: Mapping[Key, np.ndarray]) -> None:
         """Keep the encodings that were used last, as far as there is room."""
@@ -311,6 +327,16 @@ class ImageEncoder:
                 if key
             }
         return found
+
+
+def encoded(
+    entering: Mapping[int, SlotInputs | None], latents: Mapping[int, Mapping[str, np.ndarray]]
+) -> dict[int, Any]:
+    """Return slot inputs with what an `ImageEncoder` made of their pictures, both by slot."""
+    return {
+        slot: slot_inputs.encoded(latents[slot]) if slot in latents else slot_inputs  # ty: ignore[missing-union-attribute]
+        for slot, slot_inputs in entering.items()
+    }
 
 
 def _over_devices(

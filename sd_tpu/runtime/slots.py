@@ -8,7 +8,7 @@ leads with the slot axis.
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, no_type_check
 
@@ -26,8 +26,8 @@ from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table, with_forecasts
 
 MAX_ROWS = 1024  # of a sampler table: the 1000 training timesteps and PLMS's extra evaluation
 NEGATIVE, POSITIVE = 0, 1  # order of the two texts of a slot
-# Pictures that are encoded before an image enters: the start, its kept part, and the reference,
-# whose encoding is among the image's inputs under the same name.
+# Pictures that are encoded before an image enters: the start, its kept part, and the references,
+# which are numbered, and whose encodings are together among the image's inputs under this name.
 START_PICTURE, MASKED_PICTURE, REFERENCE_PICTURE = "start", "masked", "reference"
 # The settings of a picture that `SlotInputs.of` takes, by their names.
 SLOT_SETTINGS = (
@@ -40,6 +40,7 @@ SLOT_SETTINGS = (
     "control_start",
     "control_stop",
 )
+PictureSize = tuple[str, int, int]  # a picture's name without its number, height and width
 IDLE, ALONE, GUIDED, FORECAST = range(4)  # kinds of rows, by what they evaluate
 MOVING = ("latents", "history", "clean", "evaluated", "row")  # fields of `Slots` that rows change
 
@@ -181,7 +182,7 @@ class SlotInputs:
         key: np.ndarray,
         latents: np.ndarray | None = None,
         start_image: StartImage | None = None,
-        reference: np.ndarray | None = None,
+        references: Sequence[np.ndarray] = (),
         guidance_start: float = 0.0,
         guidance_stop: float = 1.0,
         cache_interval: int = 1,
@@ -199,7 +200,7 @@ class SlotInputs:
             key: [2] u32, of all noise.
             latents: [h, w, C], first latents of unit variance in place of the key's noise.
             start_image: the start of the image, besides noise.
-            reference: a reference picture, uint8 [S, S, 3].
+            references: reference pictures, each uint8 [H, W, 3].
             guidance_start: `start` of `row_kinds`.
             guidance_stop: `stop` of `row_kinds`.
             cache_interval: `interval` of `row_kinds`.
@@ -222,7 +223,7 @@ class SlotInputs:
         start_image = start_image or StartImage({}, under_noise=False)
         pictures = {
             **start_image.pictures,
-            **({} if reference is None else {REFERENCE_PICTURE: reference}),
+            **{_reference(number): image for number, image in enumerate(references)},
         }
         if start_image.under_noise:
             start, spread = table.levels[0]
@@ -253,8 +254,20 @@ class SlotInputs:
             noise=noise,
         )
 
+    @property
+    def picture_sizes(self) -> set[PictureSize]:
+        """Kinds and sizes of the pictures that are to be encoded."""
+        return {
+            (kind_of_picture(name), *picture.shape[:2])
+            for name, picture in (self.pictures or {}).items()
+        }
+
     def encoded(self, latents: Mapping[str, np.ndarray]) -> Self:
-        """Return the inputs with pictures replaced by their latents [h, w, C] or tokens."""
+        """Return the inputs with pictures replaced by their latents [h, w, C] or tokens.
+
+        Args:
+            latents: by the name of the picture; of reference pictures all or none.
+        """
         left = {
             name: picture for name, picture in (self.pictures or {}).items() if name not in latents
         }
@@ -279,11 +292,23 @@ class SlotInputs:
                     [self.mask_channels, latents[MASKED_PICTURE]], axis=-1
                 ),
             )
-        if REFERENCE_PICTURE in latents:
+        numbers = range(sum(kind_of_picture(name) == REFERENCE_PICTURE for name in latents))
+        if numbers:
+            tokens = np.concatenate([latents[_reference(number)] for number in numbers])
             slot_inputs = dataclasses.replace(
-                slot_inputs, inputs={**self.inputs, REFERENCE_PICTURE: latents[REFERENCE_PICTURE]}
+                slot_inputs, inputs={**self.inputs, REFERENCE_PICTURE: tokens}
             )
         return slot_inputs
+
+
+def _reference(number: int) -> str:
+    """Return the name of the reference picture of this number."""
+    return f"{REFERENCE_PICTURE} {number}"
+
+
+def kind_of_picture(name: str) -> str:
+    """Return a picture's name without its number."""
+    return name.partition(" ")[0]
 
 
 def stack_slot_inputs(
@@ -323,6 +348,7 @@ def stack_slot_inputs(
             padding = (0, MAX_ROWS - slot_inputs.end)  # zeros are IDLE
             slot_inputs = dataclasses.replace(
                 slot_inputs,
+                inputs=jax.tree.map(_filled_up, slot_inputs.inputs, model.input_shapes),
                 rows=np.pad(slot_inputs.rows, (padding, (0, 0))),
                 levels=np.pad(slot_inputs.levels, (padding, (0, 0))),
                 strength=np.pad(slot_inputs.strength, padding)
@@ -334,6 +360,13 @@ def stack_slot_inputs(
                 lambda into, one, i=i: operator.setitem(into, i, one), stacked, slot_inputs
             )
     return stacked
+
+
+def _filled_up(x: np.ndarray | np.generic, like: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Fill an array up with zeros behind its own numbers, to the shape of another."""
+    filled = np.zeros(like.shape, like.dtype)
+    filled[tuple(map(slice, np.shape(x)))] = x
+    return filled
 
 
 def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) -> Slots:

@@ -60,7 +60,7 @@ class Settings(TypedDict, total=False):
     control_scale: float | None
     control_start: float | None
     control_stop: float | None
-    reference: ImageInput | None
+    reference: ImageInput | Sequence[ImageInput] | None
     ip_adapter: str | None
     reference_scale: float | None
     to_prompt: str | None
@@ -189,6 +189,11 @@ def _with_names(settings: Mapping[str, Any], inputs: dict[str, Input]) -> dict[s
     named = dict(settings)
     for name in UPLOADS:
         if settings.get(name) is not None:
-            given = as_input(settings[name], SETTINGS[name].label)
-            named[name], inputs[given.name] = given.name, given
+            images = settings[name]
+            several = isinstance(images, list | tuple) and SETTINGS[name].most_pictures > 1
+            found = [
+                as_input(image, SETTINGS[name].label) for image in (images if several else [images])
+            ]
+            named[name] = " ".join(each.name for each in found)
+            inputs |= {each.name: each for each in found}
     return named

@@ -185,13 +185,40 @@ class Catalog:
             if not self.controlnets:
                 raise RequestError("Control pictures need a ControlNet, and this server has none.")
             networks.append(self._network(picture, ControlNet.part))
-        if picture.uses_ip_adapter:
+        if picture.uses_reference and not self.edits(picture):
             if not self.ip_adapters:
                 raise RequestError(
-                    "Reference pictures need an IP-Adapter, and this server has none."
+                    "Reference pictures need an IP-Adapter with this model, and this server has "
+                    "none."
                 )
             networks.append(self._network(picture, IPAdapter.part))
         return networks
+
+    def max_references(self, model: str) -> int:
+        """Return how many reference pictures a model's pictures may have; raises as `open`."""
+        itself = self.open(model).checkpoint.model.max_references
+        return itself or len(self.ip_adapters[:1])
+
+    def edits(self, picture: Picture) -> bool:
+        """Whether the picture's model takes its reference pictures without an IP-Adapter.
+
+        A picture that names one is left to that, which says what models it is for. Raises
+        RequestError as `open`.
+        """
+        if not picture.uses_reference or picture.ip_adapter:
+            return False
+        return bool(self.open(picture.model).checkpoint.model.max_references)
+
+    def _check_references(self, picture: Picture) -> None:
+        """Raise RequestError for more reference pictures than the picture can have."""
+        count, most = len(picture.references), self.max_references(picture.model)
+        if picture.uses_reference and count > most:
+            raise RequestError(
+                "{count} reference pictures were given; this model takes at most {most}.",
+                setting="reference",
+                count=count,
+                most=most,
+            )
 
     def _network(self, picture: Picture, part: str) -> ExtraNetwork:
         there, named = self._networks[part], composed(getattr(picture, part))
@@ -246,11 +273,15 @@ class Catalog:
         return self.open(model).defaults
 
     def check(self, picture: Picture, index: int | None = None) -> None:
-        """Raise RequestError if model, style or networks are missing, or the size is impossible."""
+        """Raise RequestError if model, style or networks are missing, or the size is impossible.
+
+        So are more reference pictures than the model takes.
+        """
         with about("", index):
             checkpoint = self.open(picture.model).checkpoint
             self.styled(picture, index)
             self.networks(picture)
+            self._check_references(picture)
         limit = self._limit(picture)
         if picture.height * picture.width > limit:
             raise RequestError(

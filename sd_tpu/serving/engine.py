@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence, Set
 from functools import partial, reduce
 from itertools import chain
@@ -32,11 +32,12 @@ from sd_tpu.families.latent_diffusion import REFERENCE
 from sd_tpu.families.model import Model
 from sd_tpu.runtime.dtype import fastest_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
-from sd_tpu.runtime.programs import ImageEncoder, Programs
+from sd_tpu.runtime.programs import ImageEncoder, Programs, encoded
 from sd_tpu.runtime.slots import (
     MASKED_PICTURE,
     REFERENCE_PICTURE,
     START_PICTURE,
+    PictureSize,
     SlotInputs,
     empty_slots,
 )
@@ -214,7 +215,7 @@ class Engine(EngineClient):
         self._submitting[number] = {ticket.batch for ticket in tickets}
         try:
             for ticket in tickets:
-                self._encoders_of(ticket.batch, {*(ticket.slot_inputs.pictures or ())}, number)
+                self._encoders_of(ticket.batch, ticket.slot_inputs.picture_sizes, number)
             with self._change:
                 self._check_room(tickets)
                 self.scheduler.submit(tickets, time.monotonic(), steps=resolved.steps)
@@ -491,58 +492,62 @@ class Engine(EngineClient):
     def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, SlotInputs]:
         """Return the inputs of slots that a plan fills, with latents in place of their pictures."""
         entering = {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
-        names = {name for slot_inputs in entering.values() for name in slot_inputs.pictures or ()}
-        for encoder, of in self._encoders_of(plan.batch, names):  # ty: ignore[invalid-argument-type]
+        sizes = {size for slot_inputs in entering.values() for size in slot_inputs.picture_sizes}
+        latents = defaultdict(dict)
+        for encoder, of in self._encoders_of(plan.batch, sizes):  # ty: ignore[invalid-argument-type]
             whose = {
                 device: (of(weights), self._loaded) for device, weights in plan.weights.items()
             }
-            entering = encoder.encode(params, entering, programs.device, whose)
-        return entering
+            made = encoder.latents(params, entering, programs.device, whose)
+            for slot, by_name in made.items():
+                latents[slot] |= by_name
+        return encoded(entering, latents)
 
     def _encoders_of(
-        self, batch: Batch, names: Set[str], job: int | None = None
+        self, batch: Batch, sizes: Set[PictureSize], job: int | None = None
     ) -> list[tuple[ImageEncoder, Callable[[Weights], Hashable]]]:
-        """Return the encoders for a batch's pictures of these names.
+        """Return the encoders for a batch's pictures of these kinds and sizes.
 
         Each comes with a function from weights to the part of them that it depends on. A `job`
         keeps the encoders until it is over, so that no plan has to compile them.
         """
         kind, found = self._kinds[batch], []
-        if names & {START_PICTURE, MASKED_PICTURE}:
-            checkpoint, _ = self.catalog.sample(kind.architecture)
-            found.append(
-                (
-                    self._encoder(
-                        job,
-                        kind.architecture,
-                        checkpoint.model.encode,
-                        checkpoint.parameters.shapes,
-                        height=batch.height,
-                        width=batch.width,
-                        network_dtype=checkpoint.model.dtype,
-                    ),
-                    lambda weights: weights.root,
-                )
+        checkpoint, _ = self.catalog.sample(kind.architecture)
+        seeing = next((each for each in kind.networks if each.part == REFERENCE), None)
+        if any(name in (START_PICTURE, MASKED_PICTURE) for name, _, _ in sizes):
+            encoder = self._encoder(
+                job,
+                kind.architecture,
+                checkpoint.model.encode,
+                checkpoint.parameters.shapes,
+                height=batch.height,
+                width=batch.width,
+                network_dtype=checkpoint.model.dtype,
             )
-        if REFERENCE_PICTURE in names:
-            seeing = next(network for network in kind.networks if network.part == REFERENCE)
-            side = seeing.config.image_encoder.image_size
-            found.append(
-                (
-                    self._encoder(
-                        job,
-                        self.catalog.kind(seeing),
-                        seeing.tokens,  # ty: ignore[missing-attribute]
-                        {REFERENCE: seeing.shapes},
-                        height=side,
-                        width=side,
-                        network_dtype=seeing.dtype,
-                        dtype=np.uint8,
-                        names=(REFERENCE_PICTURE,),
-                    ),
-                    lambda weights: weights.network,
+            found.append((encoder, lambda weights: weights.root))
+        for height, width in sorted(size for name, *size in sizes if name == REFERENCE_PICTURE):
+            sees: dict[str, Any] = dict(height=height, width=width, names=(REFERENCE_PICTURE,))
+            if seeing:
+                encoder = self._encoder(
+                    job,
+                    self.catalog.kind(seeing),
+                    seeing.tokens,  # ty: ignore[missing-attribute]
+                    {REFERENCE: seeing.shapes},
+                    network_dtype=seeing.dtype,
+                    dtype=np.uint8,
+                    **sees,
                 )
-            )
+                found.append((encoder, lambda weights: weights.network))
+            else:
+                encoder = self._encoder(
+                    job,
+                    f"{kind.architecture}, references",
+                    kind.model.encode_reference,
+                    checkpoint.parameters.shapes,
+                    network_dtype=checkpoint.model.dtype,
+                    **sees,
+                )
+                found.append((encoder, lambda weights: weights.root))
         return found
 
     def _encoder(

@@ -21,7 +21,7 @@ from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import CONTROL, REFERENCE
 from sd_tpu.families.prompt import PromptError
 from sd_tpu.models.slerp import slerp
-from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, reference_pixels
+from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, edited_pixels, reference_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.slots import (
     REFERENCE_PICTURE,
@@ -144,8 +144,10 @@ class Resolver:
         """Resolve a picture as far as its time depends on it, reading no file.
 
         Raises:
-            ValueError: it cannot be drawn.
+            ValueError: it cannot be drawn, or depends on how large its reference pictures are.
         """
+        if self._catalog.edits(picture):
+            raise ValueError("The time that reference pictures take depends on their sizes.")
         tiling = self._catalog.tiling(picture)
         if tiling:
             picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
@@ -201,6 +203,8 @@ class Resolver:
         )
         networks = self._catalog.networks(whole)
         network_inputs = _network_inputs(whole, networks, inputs, once)
+        if self._catalog.edits(whole):
+            network_inputs |= _edited_inputs(whole, checkpoint.model, inputs, once)
         picture = whole
         if tiling:
             picture = dataclasses.replace(whole, height=tiling.size[0], width=tiling.size[1])
@@ -227,7 +231,7 @@ class Resolver:
         tile: Picture,
         tiling: Tiling,
         canvas: Canvas | None,
-        network_inputs: Mapping[str, np.ndarray],
+        network_inputs: Mapping[str, Any],
     ) -> tuple[SlotInputs, ...]:
         """Return the inputs of the slots of all tiles, each under its part of the whole's noise."""
         assert canvas is not None  # only pictures with a start are drawn by tiles
@@ -256,7 +260,7 @@ class Resolver:
         checkpoint: Checkpoint,
         picture: Picture,
         canvas: Canvas | None = None,
-        network_inputs: Mapping[str, np.ndarray] = MappingProxyType({}),
+        network_inputs: Mapping[str, Any] = MappingProxyType({}),
         noise: np.ndarray | None = None,
     ) -> SlotInputs:
         """Return a picture as the programs take it; noise [h, w, C] replaces that of its seed.
@@ -279,13 +283,13 @@ class Resolver:
             options=self._adapters.options(model),
         )
         beside = {**network_inputs}
-        reference = beside.pop(REFERENCE_PICTURE, None)
+        references = beside.pop(REFERENCE_PICTURE, ())
         latent_shape = model.latent_shape(picture.height, picture.width)
         return SlotInputs.of(
             _table(checkpoint, picture),
             {**inputs, **beside},
             **settings,
-            reference=reference,
+            references=references,
             latents=_between_seeds(picture, latent_shape) if noise is None else noise,
             start_image=StartImage.of(
                 model,
@@ -342,12 +346,12 @@ class _Once:
 
 def _network_inputs(
     picture: Picture, networks: Sequence[ExtraNetwork], inputs: Mapping[str, Input], once: _Once
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """Return the inputs of ControlNets and IP-Adapters by name.
 
-    A reference picture, yet to be encoded, is there as REFERENCE_PICTURE.
+    A list of reference pictures, yet to be encoded, is there as REFERENCE_PICTURE.
     """
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, Any] = {}
     for network in networks:
         if network.part == CONTROL:
             found["control"] = once(
@@ -361,11 +365,25 @@ def _network_inputs(
             )
         if network.part == REFERENCE:
             side = network.config.image_encoder.image_size
-            found[REFERENCE_PICTURE] = once(
-                partial(reference_pixels, picture, inputs, side), REFERENCE, picture.reference, side
-            )
+            found[REFERENCE_PICTURE] = [
+                once(partial(reference_pixels, name, inputs, side), REFERENCE, name, side)
+                for name in picture.references
+            ]
             found["reference_scale"] = np.asarray([picture.reference_scale], np.float32)
     return found
+
+
+def _edited_inputs(
+    picture: Picture, model: Any, inputs: Mapping[str, Input], once: _Once
+) -> dict[str, Any]:
+    """Return the inputs of a model that takes reference pictures itself, as `_network_inputs`."""
+    unit = model.size_unit
+    references = [
+        once(partial(edited_pixels, name, inputs, unit), REFERENCE_PICTURE, name, unit)
+        for name in picture.references
+    ]
+    sizes = [reference.shape[:2] for reference in references]
+    return {REFERENCE_PICTURE: references, **model.reference_inputs(sizes)}
 
 
 def _batch_key(

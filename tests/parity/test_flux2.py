@@ -7,14 +7,19 @@ import jax
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.report import count_compilations
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.flux2_klein import Flux2Klein
+from sd_tpu.pictures.inputs import Input, edited_pixels
 from sd_tpu.request import Request
+from sd_tpu.runtime.programs import ImageEncoder
+from sd_tpu.runtime.slots import signed
 from sd_tpu.sampling.samplers import FLOW_SAMPLERS
 from sd_tpu.serving.engine import Engine
+from sd_tpu.settings import RequestError
 from tests.support import pictures
 from tests.support.flux2 import make_pipeline
 from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike, pictures_of
@@ -22,6 +27,27 @@ from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike,
 PROMPTS = ["a cat", "a red fox (with [brackets] and 1:1.5) and Häuser, 猫, 🦊"]
 ASKED = dict(prompts=PROMPTS, seed=3, steps=4, guidance=3.0)
 drawn = functools.partial(pictures.drawn, asked=ASKED)
+# By width and height: square, of no multiples of eight, and others.
+SIZES = (64, 64), (101, 75), (72, 66), (128, 65)
+
+
+def photo(width: int, height: int) -> np.ndarray:
+    """Random colours in squares of nine pixels."""
+    squares = np.random.default_rng(width).integers(
+        0, 256, (height // 9 + 1, width // 9 + 1, 3), np.uint8
+    )
+    return squares.repeat(9, 0).repeat(9, 1)[:height, :width]
+
+
+PHOTOS = {size: photo(*size) for size in SIZES}
+REFERENCES = {size: Input.of_pixels(pixels) for size, pixels in PHOTOS.items()}
+SEEN = {each.name: each for each in REFERENCES.values()}
+edited = functools.partial(pictures.drawn, given=SEEN, asked={**ASKED, "prompts": PROMPTS[:1]})
+
+
+def named(*sizes) -> str:
+    """Return the names of reference pictures of these sizes, as a setting."""
+    return " ".join(REFERENCES[size].name for size in sizes)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["distilled", "base"])
@@ -73,6 +99,138 @@ def test_a_picture_that_is_not_square_is_that_of_pytorch(loaded, steps, monkeypa
     ours = drawn(engine, height=24, width=48, prompts=PROMPTS[:1], steps=steps)
     expected = theirs(reference, engine, monkeypatch, size=(24, 48), num_inference_steps=steps)
     assert_alike(ours[0], expected)
+
+
+@pytest.mark.slow("compiles a bucket of tokens, and an encoder for each size")
+@pytest.mark.parametrize(
+    "sizes",
+    [SIZES[:1], SIZES[1:2], SIZES[:2], SIZES[1:4]],
+    ids=["one", "not square", "two", "three"],
+)
+def test_reference_pictures_are_edited_as_by_pytorch(loaded, sizes, monkeypatch):
+    reference, engine = loaded
+    ours = edited(engine, reference=named(*sizes), height=24, width=40)[0]
+    images = [Image.fromarray(PHOTOS[size]) for size in sizes]
+    expected = theirs(reference, engine, monkeypatch, size=(24, 40), image=images)
+    assert_alike(ours, expected)
+    print(f"parity | {sizes} | {np.mean(np.abs(ours.astype(int) - expected) <= 2):.4%} |")
+    plain = edited(engine, height=24, width=40)[0]
+    assert np.mean(np.abs(plain.astype(int) - ours) <= 2) < 0.9
+
+
+@pytest.mark.parametrize(
+    "size", [(64, 64), (101, 75), (130, 1039), (1024, 1025), (1201, 1013), (64, 512)], ids=str
+)
+def test_a_reference_picture_is_prepared_as_by_diffusers(loaded, size):
+    reference, engine = loaded
+    pixels, processor = photo(*size), reference.image_processor
+    image = processor.check_image_input(Image.fromarray(pixels))
+    image = processor._resize_if_exceeds_area(image)
+    unit = engine.checkpoint.model.size_unit
+    width, height = (length // unit * unit for length in image.size)
+    expected = processor.preprocess(image, height=height, width=width, resize_mode="crop")
+    given = Input.of_pixels(pixels)
+    ours = signed(edited_pixels(given.name, {given.name: given}, unit))
+    assert np.array_equal(ours.transpose(2, 0, 1)[None], expected.numpy())
+
+
+@pytest.mark.slow("draws three times")
+def test_the_order_of_reference_pictures_matters(loaded):
+    _, engine = loaded
+    first, turned = (
+        edited(engine, reference=named(*each))[0] for each in (SIZES[:2], SIZES[1::-1])
+    )
+    assert not np.array_equal(first, turned)
+
+
+@pytest.mark.parametrize(
+    ("size", "complaint"),
+    [
+        ((63, 100), "63x100 pixels.*64 or more on either side"),
+        ((577, 72), "577x72 pixels.*at most 8 times as long as wide"),
+    ],
+)
+def test_a_reference_picture_that_is_too_small_or_too_long_is_refused(loaded, size, complaint):
+    given = Input.of_pixels(photo(*size))
+    with pytest.raises(RequestError, match=complaint) as caught:
+        edited(loaded[1], given={given.name: given}, reference=given.name)
+    assert caught.value.setting == "reference"
+
+
+def test_more_than_ten_reference_pictures_are_refused_by_their_number(loaded):
+    ten = named(*SIZES[:1] * 10)
+    values = {**ASKED, "reference": ten}
+    assert len(Request.check(values, loaded[1].catalog).common.references) == 10
+    with pytest.raises(RequestError, match="11 pictures were given; at most 10"):
+        Request.check({**values, "reference": f"{ten} {named(SIZES[0])}"}, loaded[1].catalog)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bucket"),
+    [(0, 0), (1, 256), (256, 256), (257, 512), (4096, 4096), (4097, 8192), (9000, 12288)],
+)
+def test_tokens_of_reference_pictures_are_counted_in_buckets(loaded, tokens, bucket):
+    model = loaded[1].checkpoint.model
+    inputs = {"ids": np.zeros((2, 512), np.int32)}
+    if tokens:
+        inputs |= model.reference_inputs([(8, 8 * tokens)])
+    found = model.for_inputs(inputs)
+    assert found.reference_tokens == bucket
+    assert found.shape_key == ((f"{bucket} tokens of reference pictures",) if bucket else ())
+
+
+@pytest.mark.slow("compiles two buckets")
+def test_pictures_with_and_without_reference_pictures_do_not_tell_of_each_other(loaded):
+    _, engine = loaded
+    own = [
+        {"reference": named(*sizes), "steps": 3 + index % 3, "guidance": 2.0 + index}
+        for index, sizes in enumerate(
+            [(), SIZES[:1], SIZES[:2], SIZES[1:2], SIZES[2:4], (), SIZES[:4], SIZES[3:4]]
+        )
+    ]
+    prompts = [f"{word} cat" for word in "abcdefgh"]
+    request = Request.check({**ASKED, "prompts": prompts, "own": own}, engine.catalog)
+    together = pictures_of(engine.submit(request, inputs=SEEN))
+    compiled = count_compilations()
+    for index in range(8):
+        alone = pictures_of(engine.submit(request.only(index), inputs=SEEN))
+        assert np.array_equal(together[index], alone[0]), own[index]
+    assert compiled() == 0
+    assert len({picture.tobytes() for picture in together.values()}) == 8
+
+
+@pytest.mark.slow("draws with a start picture too")
+def test_reference_pictures_stand_beside_a_start_picture(loaded):
+    _, engine = loaded
+    given = {**SEEN, **{each.name: each for each in (START, HOLE)}}
+    ours = edited(
+        engine,
+        given=given,
+        reference=named(SIZES[0]),
+        init_image=START.name,
+        mask=HOLE.name,
+        mask_blur=0,
+    )[0]
+    plain = edited(engine, given=given, init_image=START.name, mask=HOLE.name, mask_blur=0)[0]
+    assert np.array_equal(ours[MASK == 0], PHOTO[MASK == 0]) and not np.array_equal(ours, plain)
+
+
+@pytest.mark.slow("encodes once more")
+def test_a_reference_picture_is_encoded_once_for_all_that_share_it(loaded, monkeypatch):
+    _, engine = loaded
+    new = Input.of_pixels(photo(64, 64)[::-1].copy())
+    encode, encoded = ImageEncoder._encode, []
+    monkeypatch.setattr(
+        ImageEncoder,
+        "_encode",
+        lambda encoder, params, waiting: (
+            encoded.extend(waiting) or encode(encoder, params, waiting)
+        ),
+    )
+    given = {**SEEN, new.name: new}
+    for prompts in (["a"] * 4, ["b"]):
+        edited(engine, given=given, prompts=prompts, reference=f"{new.name} {named(SIZES[1])}")
+    assert len([image for _, image in encoded]) <= 2
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(256, 4), (4096, 4), (4096, 50), (5000, 20)])

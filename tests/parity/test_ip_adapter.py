@@ -30,7 +30,7 @@ from sd_tpu.runtime.slots import SlotInputs
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
-from sd_tpu.settings import Picture, RequestError
+from sd_tpu.settings import RequestError
 from tests.support.controlled import (
     ASKED,
     CONTROL,
@@ -76,7 +76,7 @@ def referring(request, tmp_path_factory):
 @pytest.mark.slow("compiles with an IP-Adapter")
 def test_what_the_unet_is_told_and_gives_is_that_of_diffusers(referring):
     reference, _, adapter, programs, params = referring
-    image = reference_pixels(Picture(reference=REFERENCE.name), GIVEN, ENCODER["image_size"])
+    image = reference_pixels(REFERENCE.name, GIVEN, ENCODER["image_size"])
     taken = reference.feature_extractor(Image.fromarray(PHOTO), return_tensors="np").pixel_values
     network = nnx.merge(adapter.graph, params["ip_adapter"])
     with torch.no_grad():
@@ -156,9 +156,7 @@ def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, sca
             **inputs,
             "reference_scale": np.float32([scale]),
             "reference": np.asarray(
-                adapter.tokens(
-                    params, reference_pixels(Picture(reference=REFERENCE.name), GIVEN, 28)
-                )
+                adapter.tokens(params, reference_pixels(REFERENCE.name, GIVEN, 28))
             ),
         },
         guidance=4.0,
@@ -333,7 +331,9 @@ def test_a_reference_that_cannot_be_used_is_refused_in_a_sentence(engine, values
 
 
 def test_reference_pictures_without_an_adapter_are_refused(page_engine):
-    with pytest.raises(RequestError, match="need an IP-Adapter, and this server has none"):
+    with pytest.raises(
+        RequestError, match="need an IP-Adapter with this model, and this server has none"
+    ):
         Request.check({**ASKED, "reference": REFERENCE.name}, page_engine.catalog)
 
 
@@ -454,7 +454,7 @@ def test_of_a_long_picture_only_the_middle_is_resized():
     line = np.zeros((1, 40_000, 3), np.uint8)
     line[:, 19_990:20_010] = 255
     given = Input.of_pixels(line)
-    seen = reference_pixels(Picture(reference=given.name), {given.name: given}, 224)
+    seen = reference_pixels(given.name, {given.name: given}, 224)
     assert seen.shape == (224, 224, 3) and seen.min() == 255
 
 
