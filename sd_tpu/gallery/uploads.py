@@ -11,7 +11,7 @@ from sd_tpu.pictures.images import data_url, enlarged
 from sd_tpu.pictures.inputs import Input
 
 SHOWN = 256  # pixels of a side of what is shown of one
-MAX_KEPT = 32  # of a browser; what it used last
+MAX_KEPT = 128  # of a browser, what it used last: eight boxes may have ten references each
 MAX_BYTES = 1 << 29  # of all browsers
 OVERHEAD = 1 << 12  # bytes that one takes beside its file and what is shown of it, or so
 SIDE = 4096  # pixels, as large as Stable Diffusion draws by tiles: larger ones are made smaller

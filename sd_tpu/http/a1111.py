@@ -303,7 +303,7 @@ def make_control_router(engine: EngineClient) -> fastapi.APIRouter:
 
     @router.get("/module_list")
     async def module_list() -> dict:
-        names = modules(*[REFERENCE_MODULE] if engine.catalog.ip_adapters else [])
+        names = modules(*[REFERENCE_MODULE] if engine.catalog.takes_references else [])
         return {
             "module_list": names,
             "module_detail": {name: {"model_free": False, "sliders": []} for name in names},

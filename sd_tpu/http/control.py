@@ -81,17 +81,16 @@ class Control:
             [unit for unit in units if (unit.get("module") in REFERENCE_MODULES) == refers]
             for refers in (False, True)
         )
-        for sentence, given in (
-            ("A picture follows one control picture here; {count} were given.", controls),
-            ("A picture has one reference picture here; {count} were given.", references),
-        ):
-            if len(given) > 1:
-                raise ParameterError(sentence, count=len(given))
+        if len(controls) > 1:
+            raise ParameterError(
+                "A picture follows one control picture here; {count} were given.",
+                count=len(controls),
+            )
         for unit in units:
             _refuse_absent(unit)
         read = [
             *(cls._control(unit, picture, start) for unit in controls),
-            *(cls._reference(unit, start) for unit in references),
+            *([cls._references(references, start)] if references else []),
         ]
         return cls(
             {name: value for each in read for name, value in each.settings.items()},
@@ -118,19 +117,26 @@ class Control:
         return cls(values, (control,))
 
     @classmethod
-    def _reference(cls, unit: Mapping[str, Any], start: Start) -> Self:
-        """Read a unit for an IP-Adapter, which sees its picture whole and in all steps."""
-        if (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1):
+    def _references(cls, units: Sequence[Mapping[str, Any]], start: Start) -> Self:
+        """Read units for reference pictures, which are seen whole and in all steps.
+
+        How many there may be is the model's business. What an IP-Adapter does with its picture is
+        of the first unit, as there is no other then.
+        """
+        first, values = units[0], {}
+        if any(
+            (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1) for unit in units
+        ):
             raise ParameterError(
                 "This server does not have, of controlnet: {names}.",
                 names="guidance_start, guidance_end (ip-adapter)",
             )
-        reference = _picture(unit, start, "The reference picture")
-        named = unit.get("model")
-        values = {"reference": reference.name, "reference_scale": unit.get("weight", 1.0)}
-        if isinstance(named, str):
+        references = [_picture(unit, start, "The reference picture") for unit in units]
+        values["reference"] = " ".join(each.name for each in references)
+        values["reference_scale"] = first.get("weight", 1.0)
+        if isinstance(named := first.get("model"), str):
             values["ip_adapter"] = a1111_controlnet(named)
-        return cls(values, (reference,))
+        return cls(values, tuple(references))
 
 
 def take_units(scripts: Any) -> tuple[list[Mapping[str, Any]], Any]:

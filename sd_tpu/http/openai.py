@@ -5,7 +5,9 @@ OpenAI's client these go into `extra_body`. What OpenAI has and this server has 
 name where it would change a picture.
 
 What is transparent in an edit's mask, or without one in the picture itself, is drawn anew, all of
-it unless a `strength` is given; without anything transparent the whole picture is changed.
+it unless a `strength` is given; without anything transparent the whole picture is changed. A model
+that edits by reference pictures takes the pictures of an edit as these, unless there is a mask, or
+a setting of start pictures such as a `strength`.
 """
 
 import base64
@@ -41,6 +43,7 @@ from sd_tpu.serving.client import Closing, EngineClient
 from sd_tpu.serving.job import DrawingError, Event, ImageReady, Job, Progress
 from sd_tpu.settings import (
     MAX_PROMPTS,
+    MAX_REFERENCES,
     RANDOM,
     SETTINGS,
     START,
@@ -111,7 +114,10 @@ Edit = pydantic.create_model(  # ty: ignore[no-matching-overload]
     "Edit",
     __base__=Generation,
     **{
-        "image": anything("The picture that is changed.", format="binary"),
+        "image": anything(
+            "The picture that is changed; several are for a model that edits by them.",
+            format="binary",
+        ),
         "mask": anything(
             "Of the same size; what is transparent in it is drawn anew.", format="binary"
         ),
@@ -174,7 +180,7 @@ def make_router(engine: EngineClient, kept: "Kept") -> fastapi.APIRouter:
     @router.post("/images/edits", response_model=None, openapi_extra=_FORM)
     async def edits(visitor: fastapi.Request, client: Client) -> dict | Response:
         """Draw on a picture, or change it."""
-        async with visitor.form(max_files=MAX_PROMPTS + 1, max_fields=100) as form:
+        async with visitor.form(max_files=MAX_REFERENCES + 1, max_fields=100) as form:
             given, files = await _read_form(form)
         return await draw(await run_sync(_read_edit, given, files, engine), visitor, client)
 
@@ -366,6 +372,12 @@ def _read_edit(
 ) -> _Asked:
     """Read a request for edits; raises RequestError."""
     images, masks = files.get("image", []), files.get("mask", [])
+    others = dict.fromkeys(files.keys() - {"image", "mask"}, "")
+    model = SETTINGS["model"].check(given.get("model"))
+    if images and not masks and not given.keys() & _START.keys() and engine.catalog.edits(model):
+        inputs = [Input(image) for image in images]
+        begun = {"reference": " ".join(each.name for each in inputs)}
+        return _read({**given, **others}, engine, begun, inputs)
     if len(images) != 1 or len(masks) > 1:
         raise ParameterError("image should be one picture, and mask at most one, as files.")
     start = Input(images[0])
@@ -376,7 +388,6 @@ def _read_edit(
         begun |= {"mask": inputs[1].name, "strength": _ALL}
     elif masks:
         raise ParameterError("Nothing in the mask is transparent: there is nothing to draw.")
-    others = dict.fromkeys(files.keys() - {"image", "mask"}, "")
     return _read({**given, **others}, engine, begun, inputs)
 
 
@@ -399,7 +410,7 @@ def _read(
         for name, value in given.items()
         if value is not None and (name, value) not in _OPENAIS
     }
-    known = {**_SETTINGS, **(_START if begun else {})}
+    known = {**_SETTINGS, **(_START if "init_image" in begun else {})}
     unknown = given.keys() - known.keys() - _ABSENT.keys() - _IDLE - _OWN
     asked = [name for name, idle in _ABSENT.items() if name in given and given[name] not in idle]
     if unknown or asked:

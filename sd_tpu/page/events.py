@@ -457,7 +457,7 @@ class Actions:
                     name
                     for each in (filled, *per_picture)
                     for setting in UPLOADS
-                    for name in each.get(setting, "").split()
+                    for name in str(each.get(setting, "")).split()
                 },
             ),  # small
             "draw": {"count": len(pictures), "seconds": self._seconds(pictures)},
@@ -472,7 +472,7 @@ class Actions:
 
     def _model_values(self, filled: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the chosen model is offered with, if there is one: the steps of the presets,
-        sizes, and samplers with their spacings."""
+        sizes, samplers with their spacings, and how many reference pictures it takes."""
         catalog = self.engine.catalog
         try:
             defaults = catalog.defaults(filled.get("model", ""))
@@ -491,6 +491,7 @@ class Actions:
             "presets": presets,
             "sizes": form.sizes(defaults.model, catalog),
             "samplers": catalog.samplers(defaults.model),
+            "references": catalog.max_references(defaults.model),
             **values,
         }
 

@@ -159,8 +159,10 @@ def choices_of(catalog: Catalog) -> dict[str, dict[str, str] | None]:
         listed[name] = {"": SETTINGS[name].caption_of(""), **{each: each for each in names}}
         if len(names) < least:
             lacking.add(name)
+    if not catalog.ip_adapters:  # which alone take a strength
+        lacking.add("reference_scale")
     # Nothing is on the way to another here.
-    sections = {CONTROL: catalog.controlnets, REFERENCE: catalog.ip_adapters, JOURNEY: ()}
+    sections = {CONTROL: catalog.controlnets, REFERENCE: catalog.takes_references, JOURNEY: ()}
     lacking |= {name for name, setting in SETTINGS.items() if not sections.get(setting.section, 1)}
     return {**listed, "model": {catalog.first: catalog.first}, **dict.fromkeys(lacking)}
 

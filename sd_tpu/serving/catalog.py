@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from sd_tpu.checkpoint.card import ModelCard
-from sd_tpu.checkpoint.config import CheckpointError, paths_within
+from sd_tpu.checkpoint.config import CheckpointError, paths_within, read_json
 from sd_tpu.checkpoint.library import RESCAN_SECONDS, Library
+from sd_tpu.families import find_family
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.extra_network import ExtraNetwork
@@ -185,7 +186,7 @@ class Catalog:
             if not self.controlnets:
                 raise RequestError("Control pictures need a ControlNet, and this server has none.")
             networks.append(self._network(picture, ControlNet.part))
-        if picture.uses_reference and not self.edits(picture):
+        if picture.uses_reference and (picture.ip_adapter or not self.edits(picture.model)):
             if not self.ip_adapters:
                 raise RequestError(
                     "Reference pictures need an IP-Adapter with this model, and this server has "
@@ -194,20 +195,23 @@ class Catalog:
             networks.append(self._network(picture, IPAdapter.part))
         return networks
 
+    def edits(self, model: str) -> bool:
+        """Whether a model takes reference pictures without an IP-Adapter; raises as `open`."""
+        return bool(self.open(model).checkpoint.model.max_references)
+
+    @property
+    def takes_references(self) -> bool:
+        """Whether reference pictures can be used at all: with an IP-Adapter, or with some model.
+
+        Models that are folders are asked by their files, and none is opened.
+        """
+        folders = self._library.paths().values()
+        return bool(self.ip_adapters or self.edits("") or any(map(_is_of_editing_family, folders)))
+
     def max_references(self, model: str) -> int:
         """Return how many reference pictures a model's pictures may have; raises as `open`."""
         itself = self.open(model).checkpoint.model.max_references
         return itself or len(self.ip_adapters[:1])
-
-    def edits(self, picture: Picture) -> bool:
-        """Whether the picture's model takes its reference pictures without an IP-Adapter.
-
-        A picture that names one is left to that, which says what models it is for. Raises
-        RequestError as `open`.
-        """
-        if not picture.uses_reference or picture.ip_adapter:
-            return False
-        return bool(self.open(picture.model).checkpoint.model.max_references)
 
     def _check_references(self, picture: Picture) -> None:
         """Raise RequestError for more reference pictures than the picture can have."""
@@ -443,6 +447,14 @@ class Catalog:
         name = f"{type(checkpoint.model).__name__} {len(self._architectures) + 1}"
         self._architectures[name] = checkpoint
         return name
+
+
+def _is_of_editing_family(folder: Path) -> bool:
+    """Whether a folder's model_index.json is that of a model that takes reference pictures."""
+    try:
+        return bool(find_family(read_json(folder / "model_index.json")).max_references)
+    except CheckpointError:
+        return False
 
 
 def _by_name(networks: Sequence[ExtraNetwork]) -> dict[str, ExtraNetwork]:

@@ -146,7 +146,7 @@ class Resolver:
         Raises:
             ValueError: it cannot be drawn, or depends on how large its reference pictures are.
         """
-        if self._catalog.edits(picture):
+        if picture.uses_reference and self._catalog.edits(picture.model):
             raise ValueError("The time that reference pictures take depends on their sizes.")
         tiling = self._catalog.tiling(picture)
         if tiling:
@@ -203,7 +203,7 @@ class Resolver:
         )
         networks = self._catalog.networks(whole)
         network_inputs = _network_inputs(whole, networks, inputs, once)
-        if self._catalog.edits(whole):
+        if whole.uses_reference and self._catalog.edits(whole.model):
             network_inputs |= _edited_inputs(whole, checkpoint.model, inputs, once)
         picture = whole
         if tiling:

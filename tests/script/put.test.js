@@ -1,6 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { given, movedToAll, overridesBesideAll } from "../../sd_tpu/page/script/put.js";
+import {
+    given,
+    movedToAll,
+    overridesBesideAll,
+    withAnother,
+} from "../../sd_tpu/page/script/put.js";
 
 test("another start picture drops the mask that was painted on the one before", () => {
     assert.deepEqual(given("init_image", "new"), { init_image: "new", mask: "" });
@@ -31,4 +36,11 @@ test("what moves to all is no box's own any more", () => {
         settings: { init_image: "a" },
         own: [{ steps: "3" }, {}],
     });
+});
+
+test("a picture comes behind those that are there, of which as many stay as a model takes", () => {
+    assert.equal(withAnother("", "a", 1), "a");
+    assert.equal(withAnother("a", "b", 1), "b");
+    assert.equal(withAnother("a b", "a", 10), "a b a");
+    assert.equal(withAnother("a b c", "d", 3), "b c d");
 });

@@ -83,10 +83,11 @@ function offerOnly(field, values) {
 
 /**
  * Shows the models that the server has by now, and the sizes, samplers and numbers of steps of the
- * one that is chosen.
+ * one that is chosen; notes how many reference pictures it takes.
  * @param {import("./types").Answer} answer
  */
-export function showOffered({ presets = [], sizes, models = [], samplers: taken }) {
+export function showOffered({ presets = [], sizes, models = [], samplers: taken, references }) {
+    state.references = references || 1;
     if (models.length > 1) renew("model", models);
     if (!sizes) return; // the model cannot be read
     if (taken) {

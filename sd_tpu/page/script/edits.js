@@ -31,11 +31,11 @@ listen("input", (target, event) => {
     hooks.changed();
 });
 
-/** Takes the file that a field has. @param {Part} target */
+/** Takes the files that a field has. @param {Part} target */
 function pick(target) {
-    const file = target.files?.[0];
-    if (target.closest(".upload")) handInTo(file, target);
-    else read(file);
+    const files = [...(target.files ?? [])];
+    if (target.closest(".upload")) handInTo(files, target);
+    else read(files[0]);
     target.value = "";
 }
 

@@ -27,15 +27,26 @@ export function valueFor(index, name) {
 export const uploadName = (element) =>
     $("[name]", /** @type {Element} */ (element.closest(".upload"))).name;
 
+/** Whether a setting may be several pictures. @param {string} name */
+export const takesSeveral = (name) => name === "reference";
+
 export function showInputs() {
     for (const field of $$(".upload [name]")) {
-        const small = state.inputs[valueFor(boxIndexOf(field), field.name)];
-        const image = /** @type {Part} */ (field.nextElementSibling);
-        const remove = $("[data-do=take_away]", /** @type {Element} */ (field.parentElement));
-        image.hidden = !small;
+        const names = valueFor(boxIndexOf(field), field.name).split(" ");
+        const upload = /** @type {Element} */ (field.closest(".upload"));
+        const images = $$("img", upload);
+        while (images.length < names.length) {
+            const another = /** @type {Part} */ (images[0].cloneNode());
+            images[images.length - 1].after(another);
+            images.push(another);
+        }
+        images.forEach((image, at) => {
+            const small = state.inputs[names[at]];
+            image.hidden = !small;
+            if (small && image.src !== small) image.src = small;
+        });
         // Also what the server has forgotten can be removed.
-        remove.hidden = !valueFor(boxIndexOf(field), field.name);
-        if (small && image.src !== small) image.src = small;
+        $("[data-do=take_away]", upload).hidden = !names[0];
     }
     for (const button of $$("[data-do=paint]")) {
         button.disabled = !state.inputs[valueFor(boxIndexOf(button), "init_image")];

@@ -27,6 +27,17 @@ export function given(name, input) {
 }
 
 /**
+ * The names of pictures with another behind them, of which the last `most` stay: so one takes the
+ * place of one.
+ * @param {string} names with spaces between
+ * @param {string} name
+ * @param {number} most
+ */
+export function withAnother(names, name, most) {
+    return [...names.split(" ").filter(Boolean), name].slice(-most).join(" ");
+}
+
+/**
  * The settings of `names` move from one box to all: values for all, and the overrides that stay.
  * @param {Overrides[]} overrides
  * @param {number} index

@@ -43,6 +43,7 @@ export const state = {
         live: false, // whether Live is to come back as soon as it is possible
     },
     inputs: {}, // small versions of the pictures that this browser has handed in, by name
+    references: 1, // reference pictures that the chosen model takes, or 1
     incoming: {}, // the last upload for each box and setting
     completion: {
         words: [], // that prompts can use here

@@ -77,6 +77,7 @@ export interface Answer {
     presets?: string[];
     sizes?: string[];
     samplers?: Record<string, string[]>;
+    references?: number; // pictures that the chosen model takes
     models?: string[];
     input?: string; // the name of a picture that was handed in
     view?: string; // the address of a picture
@@ -128,6 +129,7 @@ export interface State {
     look: { number: number; open: boolean; timer?: number; models: boolean; live: boolean };
     pauses: (number | undefined)[];
     inputs: Record<string, string>;
+    references: number;
     incoming: Record<string, Promise<Answer>>;
     completion: {
         words: string[];

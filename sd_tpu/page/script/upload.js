@@ -2,11 +2,11 @@
 
 import { register } from "./actions.js";
 import { $, $$, boxes, cards, listen, overridesButton, settingField } from "./dom.js";
-import { boxIndexOf, uploadName, valueFor } from "./inputs.js";
+import { boxIndexOf, takesSeveral, uploadName, valueFor } from "./inputs.js";
 import { tell } from "./line.js";
 import { drawAllSoon, drawSoon } from "./live.js";
 import { fold, panelButton, unfold } from "./panels.js";
-import { given, movedToAll, overridesBesideAll } from "./put.js";
+import { given, movedToAll, overridesBesideAll, withAnother } from "./put.js";
 import { ask, upload } from "./server.js";
 import { state } from "./state.js";
 import { replace } from "./undo.js";
@@ -78,8 +78,11 @@ async function putWhen(taken, index, name) {
     const where = `${index} ${name}`;
     state.incoming[where] = taken;
     const { input } = await taken;
-    if (!input || state.incoming[where] !== taken) return false;
-    put(index, name, input);
+    // Several come one behind the other, and none in place of another that is on its way.
+    const adds = takesSeveral(name) && state.references > 1;
+    if (!input || !(adds || state.incoming[where] === taken)) return false;
+    const there = takesSeveral(name) ? valueFor(index, name) : "";
+    put(index, name, withAnother(there, input, takesSeveral(name) ? state.references : 1));
     return true;
 }
 
@@ -136,21 +139,28 @@ function opened(panel, name) {
 }
 
 /**
- * Hands in a file that was chosen for a field, or dropped there.
- * @param {File | undefined} file
+ * Hands in files that were chosen for a field, or dropped there: the first, or all in their order.
+ * @param {File[]} files
  * @param {Part} field
  */
-export const handInTo = (file, field) => handIn(file, boxIndexOf(field), uploadName(field));
+export async function handInTo(files, field) {
+    const [index, name] = [boxIndexOf(field), uploadName(field)];
+    for (const file of takesSeveral(name) ? files : files.slice(0, 1)) {
+        await handIn(file, index, name);
+    }
+}
 
 listen("dragover", (_, event) => event.preventDefault());
 listen("drop", (target, event) => {
-    const file = /** @type {DragEvent} */ (event).dataTransfer?.files[0];
+    const { dataTransfer } = /** @type {DragEvent} */ (event);
+    const files = [...(dataTransfer?.files ?? [])];
+    const [file] = files;
     if (!file) return;
     event.preventDefault();
     if (!state.arrived) return;
     const index = cards().indexOf(/** @type {Part} */ (target.closest(".card")));
     if (target.closest("#read-panel")) read(file);
-    else if (target.closest(".upload")) handInTo(file, target);
+    else if (target.closest(".upload")) handInTo(files, target);
     else if (index >= 0) handIn(file, index);
     else handIn(file, undefined, "init_image", { or_read: true });
 });
