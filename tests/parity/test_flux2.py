@@ -134,6 +134,18 @@ def test_a_reference_picture_is_prepared_as_by_diffusers(loaded, size):
     assert np.array_equal(ours.transpose(2, 0, 1)[None], expected.numpy())
 
 
+def test_tokens_of_reference_pictures_are_where_diffusers_has_them(loaded):
+    reference, engine = loaded
+    sizes = [(64, 72), (80, 64), (64, 64)]
+    unit = engine.checkpoint.model.downscale
+    shown = [torch.zeros(1, 1, height // unit, width // unit) for height, width in sizes]
+    inputs = engine.checkpoint.model.reference_inputs(sizes)
+    assert np.array_equal(
+        inputs["reference_positions"], reference._prepare_image_ids(shown)[0].numpy()
+    )
+    assert inputs["reference_count"] == len(inputs["reference_positions"])
+
+
 @pytest.mark.slow("draws three times")
 def test_the_order_of_reference_pictures_matters(loaded):
     _, engine = loaded
