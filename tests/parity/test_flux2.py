@@ -243,6 +243,10 @@ def test_a_reference_picture_is_encoded_once_for_all_that_share_it(loaded, monke
     for prompts in (["a"] * 4, ["b"]):
         edited(engine, given=given, prompts=prompts, reference=f"{new.name} {named(SIZES[1])}")
     assert len([image for _, image in encoded]) <= 2
+    one, other = (
+        edited(engine, given=given, reference=name)[0] for name in (new.name, named(SIZES[0]))
+    )
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(256, 4), (4096, 4), (4096, 50), (5000, 20)])
