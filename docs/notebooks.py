@@ -43,12 +43,17 @@ pictures = engine.draw(prompts, seed=7)
 make_image_grid(pictures, rows=2, cols=4)
 """
 CHECKPOINT = """
+import shutil
 from pathlib import Path
+from huggingface_hub import hf_hub_download
+
+loras = Path("loras")
+loras.mkdir(exist_ok=True)
+file = LORA if Path(LORA).is_file() else hf_hub_download(*LORA.rsplit("/", 1))
+shutil.copy(file, loras / "lcm.safetensors")
 
 engine.close()
 del engine  # one model at a time has the memory
-loras = Path("loras")
-loras.mkdir(exist_ok=True)
 engine = Engine.open(MODEL, lora_dir=loras)
 prompts = [
     "Labrador in the style of Hokusai",
@@ -64,11 +69,6 @@ pictures = engine.draw(prompts, seed=0)
 make_image_grid(pictures, rows=2, cols=4)
 """
 WITH_LORA = """
-import shutil
-from huggingface_hub import hf_hub_download
-
-file = LORA if Path(LORA).is_file() else hf_hub_download(*LORA.rsplit("/", 1))
-shutil.copy(file, loras / "lcm.safetensors")
 fast = [f"{prompt} <lora:lcm:1>" for prompt in prompts]
 pictures = engine.draw(fast, seed=0, steps=4, guidance=1, sampler="lcm")
 make_image_grid(pictures, rows=2, cols=4)
