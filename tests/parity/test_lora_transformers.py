@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sd_tpu.checkpoint import adapters
+from sd_tpu.checkpoint import adapters, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from tests.support import flux, flux2, sd3, z_image
 
@@ -110,8 +110,8 @@ def layers(pipeline, model: str) -> dict[str, tuple[list[str], int, int]]:
     """The original layers with their parts here, and how many numbers they give and take."""
     found = {}
     for original, parts in LAYERS[model].items():
-        weights = [pipeline.transformer.get_submodule(part).weight for part in parts]
-        found[original] = parts, sum(map(len, weights)), weights[0].shape[1]
+        layers = [pipeline.transformer.get_submodule(part).weight for part in parts]
+        found[original] = parts, sum(map(len, layers)), layers[0].shape[1]
     return found
 
 
@@ -222,6 +222,25 @@ def test_the_weights_are_those_that_diffusers_fuses(pipelines, tmp_path, model, 
         assert (name in found) == bool(np.abs(changed).max() > 1e-3), name
         if name in found:
             np.testing.assert_allclose(changed, found[name], rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_kohyas_layers_of_text_encoders_are_known(pipelines, tmp_path):
+    pipeline, tensors = pipelines["FLUX.1"], {}
+    shapes = shapes_of(pipeline)
+    expected = {
+        "text_encoder": ("lora_te1", "text_model.encoder.layers.0.self_attn.q_proj"),
+        "text_encoder_2": ("lora_te3", "encoder.block.1.layer.0.SelfAttention.q"),
+    }
+    for part, (prefix, module) in expected.items():
+        state = getattr(pipeline, part).state_dict()
+        shapes[part] = {weights.modern(name): tuple(each.shape) for name, each in state.items()}
+        outputs, inputs = shapes[part][f"{module}.weight"]
+        name = f"{prefix}_{module.replace('.', '_')}"
+        tensors[f"{name}.lora_down.weight"] = torch.ones(2, inputs)
+        tensors[f"{name}.lora_up.weight"] = torch.ones(outputs, 2)
+    save_file(tensors, tmp_path / "ink.safetensors")
+    found = adapters.changed_by_lora(tmp_path / "ink.safetensors", shapes)
+    assert found == {part: [f"{module}.weight"] for part, (_, module) in expected.items()}
 
 
 # --- LoHa and LoKr ------------------------------------------------------------------------------
