@@ -21,7 +21,8 @@ from sd_tpu.reading import read_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "assets"  # where a wheel has what lies beside the package in the sources
-BUNDLED_MODEL = (_INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "assets") / "model"
+ASSETS = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "assets"
+BUNDLED_MODEL = ASSETS / "model"
 
 MAX_VALUES = 100_000  # in a JSON file: the index of the largest checkpoint has a few thousand
 

@@ -36,7 +36,7 @@ from sd_tpu.checkpoint.layouts import (
     part_of,
 )
 from sd_tpu.checkpoint.original import Levels, blocks_of, open_clip_name, renamed, vae_name
-from sd_tpu.checkpoint.weights import DTYPES, NOT_PARAMETERS, Identity, Stored, header, modern
+from sd_tpu.checkpoint.weights import NOT_PARAMETERS, READ, Identity, Stored, header, modern
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -112,7 +112,7 @@ def read(path: Path, *, t5: bool = True) -> SingleFile:
 
     Args:
         path: the safetensors file.
-        t5: read Stable Diffusion 3's T5, if the file holds it and its tokenizer lies beside.
+        t5: read T5, if the file holds it.
 
     Raises:
         CheckpointError: the file is missing or damaged, or holds something else; it says what.
@@ -121,7 +121,7 @@ def read(path: Path, *, t5: bool = True) -> SingleFile:
     layout = _recognized(path, tensors)
     folder = path.with_suffix("")
     folder = folder if folder.is_dir() else None
-    tensors = _with_tokenizers(path, layout, tensors, t5)
+    tensors = _with_languages(path, layout, tensors, t5)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
         configs = _inferred(layout, shapes) | named(layout, path.stem)
@@ -217,41 +217,28 @@ def _is_after_sd_1(tensors: Mapping[str, Stored]) -> bool:
     )
 
 
-def _with_tokenizers(
+def _with_languages(
     path: Path, layout: Layout, tensors: Mapping[str, Stored], t5: bool
 ) -> dict[str, Stored]:
-    """Return the tensors but for those of language models that nobody wants, or whose tokenizers
-    are not in the folder beside the file.
+    """Return the tensors but for those of a T5 that nobody wants.
 
     Raises:
-        CheckpointError: a language model that is left has numbers of a kind that is not read, or
-            the tokenizer of one that nothing is drawn without is missing.
+        CheckpointError: a language model that is left has numbers of a kind that is not read.
     """
     tensors = dict(tensors)
-    for part, kind in layout.languages.items():
+    for kind in layout.languages.values():
         what, begin = LANGUAGES[kind].what, LANGUAGES[kind].begin(tensors)
         if not begin:
             continue
-        wanted = t5 or kind != "t5"
-        tokenizer = path.with_suffix("") / _tokenizer_of(part)
         names = [name for name in tensors if name.startswith(begin)]
-        if not (wanted and tokenizer.is_dir()):
-            if wanted and layout.needs_languages:
-                raise CheckpointError(
-                    f"{path} holds {layout.name}, which draws nothing without {what}, and no "
-                    f"tokenizer for it: put {what}'s tokenizer.json into {tokenizer}."
-                )
+        if kind == "t5" and not t5:
             for name in names:
                 del tensors[name]
-        elif others := {tensors[name].dtype for name in names} - {*DTYPES}:
-            leave_out = (
-                ""
-                if layout.needs_languages
-                else f", or leave {what} out with --no-t5, or by taking {tokenizer} away"
-            )
+        elif others := {tensors[name].dtype for name in names} - {*READ}:
+            leave_out = "" if layout.needs_languages else f", or leave {what} out with --no-t5"
             raise CheckpointError(
                 f"{path} holds {what} in {' and '.join(sorted(others))}, supported are "
-                f"{', '.join(DTYPES)}. Take a file that holds it in one of these{leave_out}."
+                f"{', '.join(READ)}. Take a file that holds it in one of these{leave_out}."
             )
     return tensors
 

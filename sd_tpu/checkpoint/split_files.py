@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.layouts import KLEIN, LANGUAGES, VAES, Z_IMAGE, Layout
-from sd_tpu.checkpoint.weights import DTYPES, NOT_PARAMETERS, Stored, header, modern
+from sd_tpu.checkpoint.weights import NOT_PARAMETERS, READ, Stored, header, modern
 
 # Folders of transformers, of text encoders, of autoencoders, by their newer names and their older.
 TRANSFORMERS, TEXTS = ("diffusion_models", "unet"), ("text_encoders", "clip")
@@ -106,7 +106,7 @@ def _found(path: Path, layout: Layout, part: Part, home: Path) -> dict[str, Stor
             continue
         if part.is_in(tensors):
             parameters = (name for name in tensors if not NOT_PARAMETERS.search(name))
-            unread = {tensors[name].dtype for name in parameters} - {*DTYPES}
+            unread = {tensors[name].dtype for name in parameters} - {*READ}
             others |= unread
             if not unread:
                 fitting[file] = tensors

@@ -7,6 +7,8 @@ main tensor of a layer `weight`.
 
 import contextlib
 import dataclasses
+import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
@@ -72,7 +75,17 @@ SYNONYMS = (
 NOT_PARAMETERS = re.compile(
     r"\.position_ids$|^encoder\.embed_tokens\.weight$|\.num_batches_tracked$|^lm_head\.weight$"
 )
-DTYPES = ("F64", "F32", "F16", "BF16")  # of parameters in a file, as safetensors spells them
+# Of numbers in a file, as safetensors spells them; and what else a parameter may be, with a scale.
+DTYPES = ("F64", "F32", "F16", "BF16")
+NARROW = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+SCALED_INT8 = "I8 with scales"
+READ = (*DTYPES, *NARROW, SCALED_INT8)
+# Names that follow a layer's: of what its weight is a multiple, and what says how it was rounded.
+SCALES, FORMAT = (".weight_scale", ".scale_weight"), ".comfy_quant"
+# Formats whose numbers are those of the weight but for the scale; others are turned as well.
+FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8", "int8_tensorwise")
+# What a file with scales has for arithmetic in 8 bits, which is not done here.
+OF_ACTIVATIONS = re.compile(r"(^|\.)(input_scale|scale_input|scaled_fp8)$")
 MAX_LINES = 20  # of differences that a message names
 MAX_HEADER = 1 << 25  # bytes; those of real files have a few megabytes, most of it metadata
 # Bounds of a file's tensors, of the characters of a name and of axes: SDXL has 2,515 tensors of 4
@@ -94,6 +107,7 @@ class Stored:
         rows: the first and the end of those that are the parameter's, where a tensor holds several.
         transposed: the tensor is the parameter's transpose.
         swapped: the halves of the tensor's first axis are the parameter's in the other order.
+        scale: name of the tensor whose number, or number for each row, the tensor is a multiple of.
     """
 
     file: Path
@@ -103,6 +117,7 @@ class Stored:
     rows: tuple[int, int] | None = None
     transposed: bool = False
     swapped: bool = False
+    scale: str = ""
 
     def rows_between(self, first: int, end: int) -> "Stored":
         """Return what is stored in these rows of the tensor."""
@@ -115,7 +130,17 @@ class Stored:
         is a convolution of single pixels in one layout is a dense layer in another.
         """
         rows = slice(None) if self.rows is None else slice(*self.rows)
-        value = tensors.get_slice(self.name)[rows] if self.rows else tensors.get_tensor(self.name)
+        if self.dtype in NARROW:
+            value = _narrow(self.file, self.name)[rows].astype(np.float32)
+        else:
+            value = (
+                tensors.get_slice(self.name)[rows] if self.rows else tensors.get_tensor(self.name)
+            )
+        if self.scale:
+            scale = tensors.get_tensor(self.scale).astype(np.float32)
+            if scale.size > 1:
+                scale = scale.reshape(-1, *[1] * (value.ndim - 1))[rows]
+            value = value * scale
         if self.swapped:
             value = np.roll(value, len(value) // 2, axis=0)
         return (value.T if self.transposed else value).reshape(self.shape)
@@ -290,7 +315,54 @@ def header(file: Path) -> dict[str, Stored]:
         for name in tensors.keys():
             part = tensors.get_slice(name)
             found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+        if any(each.dtype in (*NARROW, "I8") for each in found.values()):
+            return _with_scales(found, tensors)
     return found
+
+
+def _with_scales(found: dict[str, Stored], tensors: safe_open) -> dict[str, Stored]:
+    """Return the tensors with their scales, which are no parameters themselves."""
+    result = {}
+    for name, stored in found.items():
+        stem, _, leaf = name.rpartition(".")
+        if name.endswith((*SCALES, FORMAT)) or OF_ACTIVATIONS.search(name):
+            continue
+        scale = next((stem + end for end in SCALES if leaf == "weight" and stem + end in found), "")
+        format = _format(tensors, stem + FORMAT) if stem + FORMAT in found else ""
+        dtype = stored.dtype
+        if leaf == "weight" and format and format not in FORMATS:
+            dtype = format
+        elif scale and math.prod(found[scale].shape) not in (1, stored.shape[0]):
+            dtype = f"{dtype} with scales of blocks"
+        elif dtype == "I8" and scale:
+            dtype = SCALED_INT8
+        result[name] = dataclasses.replace(stored, scale=scale, dtype=dtype)
+    return result
+
+
+def _format(tensors: safe_open, name: str) -> str:
+    """Return how a layer was rounded, by the JSON that a tensor of bytes holds."""
+    try:
+        return str(json.loads(tensors.get_tensor(name).tobytes())["format"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise SafetensorError(f"{name} says nothing of a format") from error
+
+
+def _narrow(file: Path, name: str) -> np.ndarray:
+    """Read a tensor of floats of 8 bits, of which NumPy knows nothing."""
+    begin, layout = _layout(file, written(file))
+    about = layout[name]
+    first, end = about["data_offsets"]
+    data = np.fromfile(file, np.uint8, end - first, offset=begin + first)
+    return data.view(NARROW[about["dtype"]]).reshape(about["shape"])
+
+
+@lru_cache(maxsize=4)
+def _layout(file: Path, _: Any) -> tuple[int, dict[str, Any]]:
+    """Return where a file's tensors begin, and what its header says of each."""
+    with file.open("rb") as opening:
+        size = int.from_bytes(opening.read(8), "little")
+        return 8 + size, json.loads(opening.read(size))
 
 
 def contents(files: list[Path]) -> dict[str, Stored]:
@@ -408,9 +480,9 @@ def check(found: Mapping[str, Stored], wanted: dict[str, tuple[int, ...]], sourc
                 f"~ shape      {name}: the file has {list(shape)}, "
                 f"the model needs {list(wanted[name])}"
             )
-        if dtype not in DTYPES:
+        if dtype not in READ:
             difference.append(
-                f"~ type       {name}: the file has {dtype}, supported are {', '.join(DTYPES)}"
+                f"~ type       {name}: the file has {dtype}, supported are {', '.join(READ)}"
             )
     if difference:
         raise CheckpointError(

@@ -245,6 +245,7 @@ class Checkpoint:
         """
         family = find_family(configs["model_index"])
         configs = family.mended(configs)
+        _check_vocabularies(source, family, tokenizers, configs)
         configs["scheduler"] = configs["scheduler"] | scheduler
         if decoder and decoder.families and family not in decoder.families:
             decoder = None
@@ -426,10 +427,26 @@ def bytes_of(shapes: Any) -> int:
 
 
 def _tokenizer(file: SingleFile, part: str, kind: Any) -> Any:
-    """Return the tokenizer beside the file, else CLIP's own with the layout's padding."""
-    if file.folder and (file.folder / part).is_dir():
-        return kind.from_folder(file.folder / part)
+    """Return the tokenizer beside the file, else its kind's own, CLIP's padded as the layout's."""
+    folder = (file.folder or file.path.with_suffix("")) / part
+    if kind is not Tokenizer or folder.is_dir():
+        return kind.from_folder(folder)
     return Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer", pad=file.tokenizers[part])
+
+
+def _check_vocabularies(
+    source: Path, family: Any, tokenizers: Mapping[str, Any], configs: Mapping[str, Any]
+) -> None:
+    """Raise CheckpointError for a tokenizer whose tokens a language model does not have."""
+    for part, (folder, kind) in family.tokenizer_classes().items():
+        if kind is Tokenizer or folder not in tokenizers:
+            continue
+        known, there = tokenizers[folder].size, configs[part].get("vocab_size", 0)
+        if there and known > there:
+            raise CheckpointError(
+                f"The tokenizer {folder} of {source} has {known} tokens, and {part} knows {there}: "
+                f"put the tokenizer.json that belongs to it into {source.with_suffix('') / folder}."
+            )
 
 
 def keep_compiled() -> None:

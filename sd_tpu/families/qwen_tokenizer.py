@@ -29,15 +29,20 @@ class QwenTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "QwenTokenizer":
-        """Read `tokenizer.json`.
+        """Read a folder's `tokenizer.json`, or Qwen3's own where there is none.
 
         Raises:
-            CheckpointError: it is missing or damaged, or another model's.
+            CheckpointError: it is damaged, or another model's.
         """
-        words = read_words(folder)
+        words = read_words(folder, "qwen3")
         if None in map(words.token_to_id, (START, END, PAD)):
             raise CheckpointError(f"{folder / FILE} is not that of Qwen, which has {START}.")
         return cls(words)
+
+    @property
+    def size(self) -> int:
+        """How many tokens it knows."""
+        return self._words.get_vocab_size()
 
     def turn(self, prompt: str, *, thinking: bool) -> list[int]:
         """Token ids of a prompt as a person's turn, after which the model may think or answers."""

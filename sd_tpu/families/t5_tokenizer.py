@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from sd_tpu.checkpoint.config import CheckpointError, is_file
+from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.text import Count
 from sd_tpu.families.words import FILE, read_words
 
-SENTENCEPIECE = "spiece.model"
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 PAD, END = 0, 1  # ids, the same for every T5
 MAX_TOKENS = 512  # what T5 was trained on; transformers warns of more
@@ -26,25 +25,23 @@ class T5Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "T5Tokenizer":
-        """Read `tokenizer.json`.
+        """Read a folder's `tokenizer.json`, or T5's own where there is none.
 
         Raises:
-            CheckpointError: it is missing or damaged, or another model's.
+            CheckpointError: it is damaged, or another model's.
         """
-        file = folder / FILE
-        if not is_file(file) and is_file(folder / SENTENCEPIECE):
-            raise CheckpointError(
-                f"{folder} holds the tokenizer as {SENTENCEPIECE} alone, and {FILE} is needed. "
-                "Where sentencepiece is installed, transformers writes it: "
-                f"`T5TokenizerFast.from_pretrained({str(folder)!r})"
-                f".save_pretrained({str(folder)!r})`."
-            )
-        words = read_words(folder)
+        words = read_words(folder, "t5")
         if (words.token_to_id("<pad>"), words.token_to_id("</s>")) != (PAD, END):
             raise CheckpointError(
-                f"{file} is not that of T5, where <pad> is token {PAD} and </s> token {END}."
+                f"{folder / FILE} is not that of T5, where <pad> is token {PAD} and </s> token "
+                f"{END}."
             )
         return cls(words)
+
+    @property
+    def size(self) -> int:
+        """How many tokens it knows."""
+        return self._words.get_vocab_size()
 
     def ids(self, texts: Sequence[str], length: int) -> np.ndarray:
         """Token ids [N, length] int32: the words, the end, padding; longer texts are cut."""

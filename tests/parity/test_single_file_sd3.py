@@ -176,7 +176,7 @@ def test_every_parameter_of_a_file_is_that_of_the_folder(files, pipelines, kind,
     pipelines[kind].save_pretrained(tmp_path)
     (folder, expected), (file, params) = (
         Checkpoint.from_pretrained(tmp_path, t5=False),
-        Checkpoint.from_pretrained(files[kind]),
+        Checkpoint.from_pretrained(files[kind], t5=False),
     )
     assert file.model == folder.model  # by which programs are compiled
     assert file.default_size == folder.default_size == (1024, 1024)
@@ -303,32 +303,23 @@ def test_t5_is_read_where_its_tokenizer_lies_beside(file, pipelines, tmp_path):
     np.testing.assert_array_equal(ours["text_encoder_3"], theirs["text_encoder_3"])
 
 
-def test_t5_is_left_out_without_its_tokenizer_and_where_nobody_wants_it(file, pipelines):
-    file.with_suffix("").mkdir()
-    checkpoint = Checkpoint.open(file)
-    assert checkpoint.model.text_encoder_3 is None
-    assert checkpoint.tokenizers.keys() == {"tokenizer", "tokenizer_2"}
+def test_t5_is_left_out_where_nobody_wants_it(file, pipelines):
     beside(file, pipelines["SD 3"])
     assert Checkpoint.open(file).tokenizers.keys() == {"tokenizer", "tokenizer_2", "tokenizer_3"}
     assert Checkpoint.open(file, t5=False).model.text_encoder_3 is None
     without(file, T5)
-    assert Checkpoint.open(file).model.text_encoder_3 is None
+    checkpoint = Checkpoint.open(file)
+    assert checkpoint.model.text_encoder_3 is None
+    assert checkpoint.tokenizers.keys() == {"tokenizer", "tokenizer_2"}
 
 
-def test_t5_in_float8_is_refused_only_where_it_would_be_read(file, pipelines):
+def test_t5_in_other_numbers_is_refused_only_where_it_would_be_read(file, pipelines):
     name = f"{T5}encoder.block.0.layer.0.SelfAttention.q.weight"
-
-    def change(tensors):
-        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-        tensors[name.replace("weight", "scale_weight")] = torch.ones(())
-        tensors[f"{T5}scaled_fp8"] = torch.empty(0, dtype=torch.float8_e4m3fn)
-
-    rewritten(file, change)
-    assert Checkpoint.open(file).model.text_encoder_3 is None
-    folder = beside(file, pipelines["SD 3"])
+    rewritten(file, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    beside(file, pipelines["SD 3"])
     message = refusal(file)
-    assert "holds T5 in F8_E4M3, supported are F64, F32, F16, BF16" in message
-    assert str(folder / "tokenizer_3") in message and "--no-t5" in message
+    assert "holds T5 in I8, supported are F64, F32, F16, BF16" in message
+    assert message.endswith("or leave T5 out with --no-t5.")
     assert Checkpoint.open(file, t5=False).model.text_encoder_3 is None
 
 

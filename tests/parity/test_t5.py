@@ -24,6 +24,7 @@ from sd_tpu.checkpoint.config import CheckpointError, T5Config
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.models import T5EncoderModel
 from sd_tpu.models.t5 import relative_buckets
+from tests.support.prompts import PROMPTS, SUBJECTS
 
 TOLERANCE = 1e-5
 TINY = dict(
@@ -184,33 +185,6 @@ def test_a_config_of_another_network_is_refused_by_name(values, sentence):
 
 # --- tokenizer ----------------------------------------------------------------------------------
 
-SUBJECTS = (
-    """
-a photo of an astronaut riding a horse|ein Foto von einem Schloß über dem Fluß
-un château enneigé|el perro con sombrero rojo|um gato preto na janela|pes hraje šachy
-un gatto che dorme sull'erba|macska a kertben|kot śpi na łóżku|kissa istuu ikkunalla
-pisică în grădină|katt på taket|kediler ve köpekler|con mèo dưới gốc cây
-кот в сапогах, масло на холсте|собака біля річки|γάτα στον ήλιο|חתול ישן על הספה
-قطة نائمة على السرير|แมวนั่งอยู่ใต้ต้นไม้|बिल्ली पेड़ के नीचे|모자를 쓴 고양이
-戴帽子的猫，水彩画|窗邊的貓|帽子をかぶった猫、水彩画|8k, ultra-detailed, f/1.8 (best quality:1.2)
-"quotes", ‘curly’ “ones” — and dashes…|C:\\path\\to\\file <b>bold</b>
-""".strip()
-    .replace("\n", "|")
-    .split("|")
-)
-ENDINGS = [
-    *("", ", at dawn", " 🐈\u200d⬛🎨 ❤\ufe0f", "  two  spaces ", "\ttab\nline\r\nend"),
-    *(" ﬁ ① Ａ e\u0301 é ㎏ ½", " @#$%^&*[]{}~`"),
-]
-EDGES = [
-    *("", " ", "   ", "\n\n", "\t", "▁", "▁▁ ▁a", ".", "😀", "👩\u200d👩\u200d👧 family"),
-    *("\u200b", "\ufeffa cat", "a\u3000b\xa0c", "\u2028a\u2029", "e\u0301\u0327", "\U0010ffff"),
-    *("\x00", "a\x00b", "\x01\x02 cat \x1b[0m", "a\x7f\x80\x9f"),
-    *("</s>", "a</s>b", "<pad> a <unk>", "  </s>  </s> x"),
-    *("<extra_id_0> cat", "cat<extra_id_1>", "<extra_id_9>"),
-    *("cat " * 500, "x" * 3000, "猫" * 2000, "a, " * 75, "of the " * 36 + "a cat"),
-]
-PROMPTS = [subject + ending for subject in SUBJECTS for ending in ENDINGS] + EDGES
 NORMALIZER = normalizers.Sequence(
     [
         normalizers.NFKC(),
@@ -264,7 +238,7 @@ def test_ids_are_those_that_transformers_makes_of_the_file(folder, length):
         tokenizer_file=str(folder / "tokenizer.json"), eos_token="</s>", pad_token="<pad>"
     )
     ours = T5Tokenizer.from_folder(folder).ids(PROMPTS, length)
-    assert len(PROMPTS) >= 200 and ours.shape == (len(PROMPTS), length) and ours.dtype == np.int32
+    assert len(PROMPTS) >= 1000 and ours.shape == (len(PROMPTS), length) and ours.dtype == np.int32
     np.testing.assert_array_equal(ours, theirs(reference, length))
     assert (ours == 2).any() or length < 77, "no unknown character was among them"
 
@@ -302,12 +276,13 @@ def test_settings_of_the_file_neither_cut_nor_fill_up(trained, tmp_path):
     assert (ours[0] > 1).sum() == 11 and ours[1].tolist() == [1] + 11 * [0]
 
 
-def test_a_folder_without_tokenizer_json_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(CheckpointError, match=r"holds no tokenizer: there is no tokenizer\.json"):
-        T5Tokenizer.from_folder(tmp_path)
-    (tmp_path / "spiece.model").write_bytes(b"\x0a")
-    with pytest.raises(CheckpointError, match=r"as spiece\.model alone, and tokenizer\.json is"):
-        T5Tokenizer.from_folder(tmp_path)
+def test_without_a_tokenizer_json_it_is_t5s_own(tmp_path):
+    """Its ids are those of transformers on a thousand prompts, and those that are published."""
+    ours = T5Tokenizer.from_folder(tmp_path)
+    assert ours.ids(["a cat"], 5).tolist() == [[3, 9, 1712, 1, 0]]
+    ours.save(tmp_path / "saved")
+    reference = transformers.T5TokenizerFast.from_pretrained(tmp_path / "saved")
+    np.testing.assert_array_equal(ours.ids(PROMPTS, 77), theirs(reference, 77))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from flax import nnx
 from PIL import Image
 from safetensors.torch import save_file
@@ -28,6 +29,7 @@ from sd_tpu.serving.engine import Engine
 from sd_tpu.settings import RequestError
 from tests.support import pictures
 from tests.support.pictures import HOLE, MASK, PHOTO, SIDE, START, assert_alike, pictures_of
+from tests.support.prompts import PROMPTS as MANY_PROMPTS
 from tests.support.z_image import make_pipeline
 
 PROMPTS = ["a cat", "a red fox (with [brackets] and 1:1.5) and Häuser, 猫, 🦊"]
@@ -140,9 +142,26 @@ def test_ids_are_those_of_the_chat_template(loaded):
         assert tokenizer.turn(prompt, thinking=True) == reference.tokenizer(text).input_ids
 
 
+def test_without_a_tokenizer_json_it_is_qwens_own(tmp_path):
+    ours = QwenTokenizer.from_folder(tmp_path)
+    assert ours.turn("", thinking=True) == [151644, 872, 198, 151645, 198, 151644, 77091, 198]
+    ours.save(tmp_path)
+    saved = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    for prompt in MANY_PROMPTS:
+        turn = ours.turn(prompt, thinking=False)
+        text = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+        assert turn == saved(f"{text}<think>\n\n</think>\n\n").input_ids
+
+
+def test_a_tokenizer_with_more_tokens_than_the_language_model_is_refused(loaded, tmp_path):
+    reference, _ = loaded
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has 151669 tokens, and text_encoder knows"):
+        Checkpoint.open(tmp_path)
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no tokenizer: there is no tokenizer\.json"):
-        QwenTokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text(
         '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
     )
