@@ -305,6 +305,28 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
             _class_name="FlowMatchEulerDiscreteScheduler", shift=3.0, use_dynamic_shifting=True
         ),
     ),
+    "schnell": dict(
+        model_index=dict(_class_name="FluxPipeline"),
+        text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
+        text_encoder_2=_T5_XXL,
+        transformer=dict(
+            _class_name="FluxTransformer2DModel",
+            in_channels=64,
+            num_layers=19,
+            num_single_layers=38,
+            attention_head_dim=128,
+            num_attention_heads=24,
+            joint_attention_dim=4096,
+            pooled_projection_dim=768,
+            axes_dims_rope=[16, 56, 56],
+            guidance_embeds=False,
+            sample_size=128,
+        ),
+        vae=_vae_3(
+            128, 256, 512, 512, sample_size=1024, scaling_factor=0.3611, shift_factor=0.1159
+        ),
+        scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=1.0),
+    ),
     # SD 3.5 medium without T5, and with it.
     "sd35m": dict(_SD35_MEDIUM),
     "sd35m-t5": dict(_SD35_MEDIUM, text_encoder_3=_T5_XXL),

@@ -86,6 +86,8 @@ SIDES = {
     "sd35m-t5": 1024,
     "zimage": 1024,
     "klein": 1024,
+    "schnell": 1024,
+    "schnell-int8": 1024,
     "zimage-int8": 1024,
     "klein-int8": 1024,
     "tiny": 32,

@@ -54,7 +54,7 @@ shutil.copy(file, loras / "lcm.safetensors")
 
 engine.close()
 del engine  # one model at a time has the memory
-engine = Engine.open(MODEL, lora_dir=loras)
+engine = Engine.open(MODEL, lora_dir=loras, safety_checker=True)  # as others will see the page
 prompts = [
     "Labrador in the style of Hokusai",
     "Painting of a squirrel skating in New York",
@@ -207,7 +207,8 @@ NOTEBOOKS: dict[str, list[tuple[str, str]]] = {
         (
             "code",
             "from diffusers.utils import make_image_grid\nfrom sd_tpu import Engine\n\n"
-            "engine = Engine.open(MODEL)\n" + CHECKPOINT[CHECKPOINT.index("prompts =") :],
+            "engine = Engine.open(MODEL, safety_checker=True)  # as others will see the page\n"
+            + CHECKPOINT[CHECKPOINT.index("prompts =") :],
         ),
         ("md", "## Settings of a single picture\n\nThey share the batch, and compile nothing."),
         ("code", OWN_SETTINGS),

@@ -1,6 +1,7 @@
 """The server: flags -> engine -> page and APIs. `python app.py` and `sd-tpu page` start it."""
 
 import argparse
+import logging
 import os
 import shlex
 import signal
@@ -31,6 +32,8 @@ from sd_tpu.memory import keep_freed_memory_together
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.engine import Engine
+
+log = logging.getLogger(__name__)
 
 FLAGS = "SD_TPU_FLAGS"  # of the environment: come before those of the command line
 GRACE_SECONDS = 30.0  # as container schedulers have it
@@ -84,6 +87,9 @@ class Site:
         return f'<a href="{self.address}" target="_blank">{self.address}</a>'
 
 
+_served: list[Site] = []  # the page of this process, whether or not somebody has a name for it
+
+
 def serve(
     engine: EngineClient,
     *,
@@ -93,6 +99,9 @@ def serve(
     history: str | Path | None = None,
 ) -> Site:
     """Serve the page on an engine in the background, as in a notebook, which goes on using it.
+
+    A process serves one page: one that it served before is closed. Who serves a model with a safety
+    checker to others opens the engine with `safety_checker=True`.
 
     >>> page = serve(engine, share=False)
     >>> page.address.startswith("http://127.0.0.1:")
@@ -116,13 +125,22 @@ def serve(
     names = Names.here([host] if host else [], share=share)
     pages = _import_page()
     quote_errors()
+    while _served:
+        _served.pop().close()
+    if share and engine.checkpoint.leaves_out_checker:
+        log.warning(
+            "%s brings a safety checker, which was not read: open the engine with "
+            "safety_checker=True to have pictures that are not safe for work blurred.",
+            engine.checkpoint.card.name,
+        )
     with ExitStack() as begun:
         begun.enter_context(temporary_folder())
         page = pages.build(engine, _open_history(Path(history) if history else None))
         begun.callback(pages.close, page)
         gate = _gate(engine, Access(()), names, api=False)
         address = pages.launch(page, host=host, port=port, share=share, middleware=[gate])
-        return Site(address, begun.pop_all())
+        _served.append(Site(address, begun.pop_all()))
+    return _served[-1]
 
 
 def _serve(args: argparse.Namespace) -> int:

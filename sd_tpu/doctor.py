@@ -68,12 +68,12 @@ class Folder:
     Attributes:
         path: where it lies, or will.
         writable: whether files can be written there.
-        free: bytes that its disk has left.
+        free: bytes that its disk has left, if that can be told.
     """
 
     path: str
     writable: bool
-    free: int
+    free: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +121,7 @@ def diagnose(
     *,
     failure: str = "",
     hub: bool = True,
+    public: bool = False,
     more: Sequence[str] = (),
 ) -> Diagnosis:
     """Look at this machine.
@@ -129,21 +130,23 @@ def diagnose(
         devices: what JAX found, by `jax_devices`; None where others draw.
         failure: why JAX found no TPU, or nothing at all, in its own words.
         hub: whether to ask the Hugging Face Hub for an answer.
+        public: whether anybody may read it, who is told of no paths and no processes.
         more: problems that were found elsewhere.
     """
     folders = {
         "compiled programs": folder_at(compiled_folder()),
-        "pictures": folder_at(data_folder() / "history"),
+        "pictures": folder_at(str(data_folder() / "history")),
         "models from the hub": folder_at(hub_folder()),
     }
     answers = hub_answers() if hub and not is_offline() else None
     problems = [
-        *([] if devices is None else _problems_of_devices(devices, failure)),
+        *([] if devices is None else _problems_of_devices(devices, failure, public)),
         *_problems_of_versions(),
         *_problems_of_folders(folders),
     ]
+    system = platform.system() + ("" if public else f" {platform.release()}")
     return Diagnosis(
-        system=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        system=f"{system}, Python {platform.python_version()}",
         versions=versions(),
         devices=devices or [],
         memory=machine_memory(),
@@ -205,17 +208,16 @@ def find_libtpu() -> ModuleType | None:
     return importlib.import_module("libtpu") if importlib.util.find_spec("libtpu") else None
 
 
-def compiled_folder() -> Path:
-    """Return the folder in which compiled programs are kept."""
-    told = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    return Path(told) if told else cache_folder() / "compiled"
+def compiled_folder() -> str:
+    """Return where compiled programs are kept."""
+    return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(cache_folder() / "compiled")
 
 
-def hub_folder() -> Path:
-    """Return the folder in which the hub's library keeps models."""
+def hub_folder() -> str:
+    """Return where the hub's library keeps models."""
     from huggingface_hub.constants import HF_HUB_CACHE  # takes half a second
 
-    return Path(HF_HUB_CACHE)
+    return HF_HUB_CACHE
 
 
 def is_offline() -> bool:
@@ -236,14 +238,17 @@ def hub_answers() -> bool:
         return False
 
 
-def folder_at(path: Path) -> Folder:
+def folder_at(place: str) -> Folder:
     """Look at a folder that may not be there yet, without making it."""
-    there = next(each for each in (path, *path.parents) if each.exists())
-    return Folder(
-        str(path),
-        there.is_dir() and os.access(there, os.W_OK | os.X_OK),
-        shutil.disk_usage(there).free,
-    )
+    if "://" in place:  # in a bucket, which JAX reaches itself
+        return Folder(place, True, None)
+    path = Path(place)
+    there = next(each for each in (path, *path.parents) if os.path.exists(each))
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError:
+        free = None
+    return Folder(place, there.is_dir() and os.access(there, os.W_OK | os.X_OK), free)
 
 
 def _first_line(error: Exception) -> str:
@@ -263,12 +268,12 @@ def _pci() -> Iterator[tuple[str, str]]:
 # --- what is wrong ------------------------------------------------------------------------------
 
 
-def _problems_of_devices(devices: Sequence[Device], failure: str) -> Iterator[str]:
+def _problems_of_devices(devices: Sequence[Device], failure: str, public: bool) -> Iterator[str]:
     platforms = {device.platform for device in devices}
     if not devices:
         yield f"JAX finds nothing to work on: {failure}."
     if tpu_is_here() and "tpu" not in platforms:
-        yield _why_no_tpu(failure)
+        yield _why_no_tpu("" if public else failure, public)
     if gpu_is_here() and not platforms & {"gpu", "tpu"}:
         yield (
             "There is an NVIDIA GPU, and JAX works on the CPU: install JAX for it, `pip install "
@@ -276,7 +281,7 @@ def _problems_of_devices(devices: Sequence[Device], failure: str) -> Iterator[st
         )
 
 
-def _why_no_tpu(failure: str) -> str:
+def _why_no_tpu(failure: str, public: bool) -> str:
     """Return the likeliest reason for which JAX does not work on the TPU that is here."""
     told = os.environ.get("JAX_PLATFORMS", "")
     if told and "tpu" not in told.split(","):
@@ -284,8 +289,8 @@ def _why_no_tpu(failure: str) -> str:
     libtpu = find_libtpu()
     if libtpu is None:
         return (
-            'There is a TPU, and JAX has no support for it here: `pip install "jax[tpu]"` in '
-            f"this environment ({sys.prefix})."
+            'There is a TPU, and JAX has no support for it here: `pip install "jax[tpu]"` in this '
+            + ("environment." if public else f"environment ({sys.prefix}).")
         )
     if not hasattr(libtpu, "get_library_path"):
         return (
@@ -303,7 +308,7 @@ def _why_no_tpu(failure: str) -> str:
             "The TPU's chips are not in /dev: a container needs `--privileged`, and a TPU VM the "
             "software version that is made for its kind of TPU."
         )
-    if holders := [*_holders()]:
+    if holders := [] if public else [*_holders()]:
         programs = ", ".join(f"{number} ({name})" for number, name in holders)
         return (
             f"Another process holds the TPU's chips: {programs}. End it; a notebook's kernel "
@@ -366,9 +371,10 @@ def _problems_of_folders(folders: Mapping[str, Folder]) -> Iterator[str]:
     for what, folder in folders.items():
         if not folder.writable:
             yield f"The folder of {what} cannot be written: {helps[what]}."
-    short = [what for what, folder in folders.items() if folder.free < LEAST_DISK]
+    free = {what: each.free for what, each in folders.items() if each.free is not None}
+    short = [what for what, left in free.items() if left < LEAST_DISK]
     if short:
-        least = min(folders[what].free for what in short)
+        least = min(free[what] for what in short)
         yield (
             f"The disk has {least / 1e9:.1f} GB left for {' and '.join(short)}; a checkpoint and "
             "its programs take several."

@@ -1004,7 +1004,7 @@ class FlowSchedulerConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _sizes_differ(self) -> Self:
-        if self.base_image_seq_len == self.max_image_seq_len:
+        if self.use_dynamic_shifting and self.base_image_seq_len == self.max_image_seq_len:
             raise ValueError(
                 f"base_image_seq_len={self.base_image_seq_len} should not be max_image_seq_len."
             )

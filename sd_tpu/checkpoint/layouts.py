@@ -252,15 +252,16 @@ Z_IMAGE = Layout(
 LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX, KLEIN, Z_IMAGE)
 BY_PARTS = (FLUX, KLEIN, Z_IMAGE)  # whose transformers may lie in files of their own
 # Names of files of models that are not distilled, which no tensor tells, and what they differ in.
-BASE_Z_IMAGE, BASE_KLEIN = re.compile(r"z[-_ ]?image(?!.*turbo)", re.I), re.compile(r"base", re.I)
+BASE = re.compile(r"(^|[-_ ])base([-_ ]|$)", re.I)
+BASE_Z_IMAGE = re.compile(r"z[-_ ]?image([-_ ](bf16|fp16|fp8\w*))*", re.I)  # as it was published
 BASE_SHIFT = 6.0  # of Z-Image's sigmas
 
 
 def named(layout: Layout, stem: str) -> dict[str, Config]:
     """Return the configs of what the name of a file alone tells."""
-    if layout is Z_IMAGE and BASE_Z_IMAGE.match(stem):
+    if layout is Z_IMAGE and (BASE.search(stem) or BASE_Z_IMAGE.fullmatch(stem)):
         return {"scheduler": layout.scheduler | {"shift": BASE_SHIFT}}
     if layout is KLEIN:
-        distilled = not BASE_KLEIN.search(stem)
+        distilled = not BASE.search(stem)
         return {"model_index": {"_class_name": layout.class_name, "is_distilled": distilled}}
     return {}

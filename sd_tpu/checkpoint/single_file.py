@@ -435,6 +435,7 @@ def _flux_config(_: Layout, shapes: Shapes) -> Config:
         num_layers=_count(shapes, "double_blocks."),
         num_single_layers=_count(shapes, "single_blocks."),
         attention_head_dim=head,
+        axes_dims_rope=(head // 8, 7 * head // 16, 7 * head // 16),
         num_attention_heads=width // head,
         joint_attention_dim=joint,
         pooled_projection_dim=shapes["vector_in.in_layer.weight"][1],

@@ -328,24 +328,34 @@ def _with_scales(found: dict[str, Stored], tensors: safe_open) -> dict[str, Stor
         if name.endswith((*SCALES, FORMAT)) or OF_ACTIVATIONS.search(name):
             continue
         scale = next((stem + end for end in SCALES if leaf == "weight" and stem + end in found), "")
-        format = _format(tensors, stem + FORMAT) if stem + FORMAT in found else ""
+        rounded = _format(tensors, found.get(stem + FORMAT)) if leaf == "weight" else ""
         dtype = stored.dtype
-        if leaf == "weight" and format and format not in FORMATS:
-            dtype = format
-        elif scale and math.prod(found[scale].shape) not in (1, stored.shape[0]):
-            dtype = f"{dtype} with scales of blocks"
+        if rounded and rounded not in FORMATS:
+            dtype = rounded
+        elif scale and not _is_scale(found[scale], stored):
+            dtype = f"{dtype} with scales of another kind"
         elif dtype == "I8" and scale:
             dtype = SCALED_INT8
         result[name] = dataclasses.replace(stored, scale=scale, dtype=dtype)
     return result
 
 
-def _format(tensors: safe_open, name: str) -> str:
-    """Return how a layer was rounded, by the JSON that a tensor of bytes holds."""
+def _is_scale(scale: Stored, weight: Stored) -> bool:
+    """Whether a tensor is one number for a weight, or one for each of its rows."""
+    count = math.prod(scale.shape)
+    return scale.dtype in DTYPES and (count == 1 or (count,) == weight.shape[:1])
+
+
+def _format(tensors: safe_open, stored: Stored | None) -> str:
+    """Return how a layer was rounded, by the JSON that a tensor of bytes holds; "" without one."""
+    if stored is None:
+        return ""
+    if stored.dtype != "U8":
+        raise SafetensorError(f"{stored.name} should be bytes")
     try:
-        return str(json.loads(tensors.get_tensor(name).tobytes())["format"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise SafetensorError(f"{name} says nothing of a format") from error
+        return str(json.loads(tensors.get_tensor(stored.name).tobytes())["format"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SafetensorError(f"{stored.name} says nothing of a format") from error
 
 
 def _narrow(file: Path, name: str) -> np.ndarray:

@@ -9,6 +9,7 @@ import sys
 from sd_tpu.cli.flags import add_model_flags, model_options
 from sd_tpu.doctor import Device, Diagnosis, diagnose
 from sd_tpu.reading import expanded
+from sd_tpu.runtime.dtype import chosen_dtype
 from sd_tpu.runtime.mesh import bytes_to_keep
 
 SECONDS = 120  # that JAX may look for devices; on one host of several it would wait for ever
@@ -61,15 +62,17 @@ def _problems_of_model(args: argparse.Namespace, devices: list[Device]) -> list[
     """Return why the flags' model cannot be drawn with; one of the hub is not fetched for it."""
     if not devices or not (expanded(args.model).exists() or args.models):
         return []
-    on_cpu = devices[0].platform == "cpu"
-    dtype = "bfloat16" if args.dtype == "bfloat16" or not (on_cpu or args.dtype) else "float32"
+    platform = devices[0].platform
+    on_cpu = platform == "cpu"
+    dtype = chosen_dtype(args.dtype, platform)
     from sd_tpu.serving.client import open_models  # takes seconds
 
     try:
         catalog, _ = open_models(dtype=dtype, **model_options(args))
     except ValueError as error:  # of which CheckpointError is one
         return [str(error)]
-    number = min(args.devices or len(devices), len(devices))
+    # A CPU counts as so many devices as are asked for.
+    number = args.devices or 1 if on_cpu else len(devices)
     room = args.memory or bytes_to_keep(devices[0].memory, number)
     needed = catalog.open("").checkpoint.parameters.memory
     if needed <= room:
@@ -97,7 +100,8 @@ def _print(found: Diagnosis) -> None:
         "Devices": found.hardware or "none",
         "Versions": found.packages,
         **{
-            what.capitalize(): f"{folder.path}, {folder.free / 1e9:.1f} GB free"
+            what.capitalize(): folder.path
+            + ("" if folder.free is None else f", {folder.free / 1e9:.1f} GB free")
             for what, folder in found.folders.items()
         },
         "Hugging Face Hub": {

@@ -76,8 +76,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--t5",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="whether the third text encoder of Stable Diffusion 3 is read, which takes 9.5 GB in "
-        "bfloat16 (default: where the checkpoint has it)",
+        help="whether T5 is read, the third text encoder of Stable Diffusion 3, which takes 9.5 GB "
+        "in bfloat16; FLUX.1 draws nothing without it (default: where the checkpoint has it)",
     )
     add(
         "--weights",

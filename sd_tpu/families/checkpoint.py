@@ -245,7 +245,6 @@ class Checkpoint:
         """
         family = find_family(configs["model_index"])
         configs = family.mended(configs)
-        _check_vocabularies(source, family, tokenizers, configs)
         configs["scheduler"] = configs["scheduler"] | scheduler
         if decoder and decoder.families and family not in decoder.families:
             decoder = None
@@ -254,6 +253,7 @@ class Checkpoint:
         model, expected = family.build(
             configs, dtype, previewer=decoder.part if decoder else "", **options
         )
+        _check_vocabularies(source, family, tokenizers, configs)
         if int8:
             model, expected = model.in_int8(expected)
         parameters = Parameters(source, expected, stored, decoder, beside)
@@ -268,8 +268,10 @@ class Checkpoint:
             dtype: of the files; by default that of the parameters.
 
         Raises:
-            CheckpointError: parts of the model were not read.
+            CheckpointError: parts of the model were not read, or were rounded to int8.
         """
+        if self.model.int8:
+            raise CheckpointError("A model whose weights were rounded to int8 is not written.")
         if not self.model.whole:
             raise CheckpointError(
                 "This model is read without the last layers of its text encoder, and cannot be "
@@ -292,6 +294,12 @@ class Checkpoint:
             folder / "model_index.json",
             {**self.model.model_index, "scheduler": ["diffusers", scheduler]},
         )
+
+    @property
+    def leaves_out_checker(self) -> bool:
+        """Whether it brings a safety checker that was not read."""
+        named = self.configs["model_index"].get(CHECKER) or [None]
+        return named[-1] in SAFETY_CHECKERS and not self.model.checks_safety
 
     def count(self, prompt: str, options: PromptOptions) -> Count:
         """Count a prompt's tokens, as `Model.count`."""
@@ -438,6 +446,7 @@ def _check_vocabularies(
     source: Path, family: Any, tokenizers: Mapping[str, Any], configs: Mapping[str, Any]
 ) -> None:
     """Raise CheckpointError for a tokenizer whose tokens a language model does not have."""
+    beside = source if source.is_dir() else source.with_suffix("")
     for part, (folder, kind) in family.tokenizer_classes().items():
         if kind is Tokenizer or folder not in tokenizers:
             continue
@@ -445,7 +454,7 @@ def _check_vocabularies(
         if there and known > there:
             raise CheckpointError(
                 f"The tokenizer {folder} of {source} has {known} tokens, and {part} knows {there}: "
-                f"put the tokenizer.json that belongs to it into {source.with_suffix('') / folder}."
+                f"put the tokenizer.json that belongs to it into {beside / folder}."
             )
 
 

@@ -42,7 +42,7 @@ class LatentModel:
     token_downsampling: int = 1  # of a UNet's keys and values; 1 is exact, and all that others have
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
-    int8: bool = False  # whether the kernels of large dense layers are int8
+    int8: bool = False  # whether the kernels of dense layers in `rounded` are int8
 
     autoencoder: ClassVar = "vae"
     denoiser: ClassVar[str]  # the component that takes noise out of latents

@@ -120,10 +120,16 @@ class Control:
     def _references(cls, units: Sequence[Mapping[str, Any]], start: Start) -> Self:
         """Read units for reference pictures, which are seen whole and in all steps.
 
-        How many there may be is the model's business. What an IP-Adapter does with its picture is
-        of the first unit, as there is no other then.
+        How many there may be is the model's business. They have one weight and one model; those of
+        weight 0 are left out beside others.
         """
+        units = [unit for unit in units if unit.get("weight", 1)] or units[:1]
         first, values = units[0], {}
+        for field in ("weight", "model"):
+            if any(unit.get(field) != first.get(field) for unit in units):
+                raise ParameterError(
+                    "The reference pictures of a request have one {field} here.", field=field
+                )
         if any(
             (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1) for unit in units
         ):

@@ -374,13 +374,14 @@ def _read_edit(
     images, masks = files.get("image", []), files.get("mask", [])
     others = dict.fromkeys(files.keys() - {"image", "mask"}, "")
     model = SETTINGS["model"].check(given.get("model"))
-    if images and not masks and not given.keys() & _START.keys() and engine.catalog.edits(model):
-        inputs = [Input(image) for image in images]
+    inputs = [Input(image) for image in images]
+    masked = masks or (len(inputs) == 1 and inputs[0].transparency().getbbox())
+    if inputs and not masked and not given.keys() & _START.keys() and engine.catalog.edits(model):
         begun = {"reference": " ".join(each.name for each in inputs)}
         return _read({**given, **others}, engine, begun, inputs)
     if len(images) != 1 or len(masks) > 1:
         raise ParameterError("image should be one picture, and mask at most one, as files.")
-    start = Input(images[0])
+    start = inputs[0]
     clear = (Input(masks[0], "The mask") if masks else start).transparency()
     inputs, begun = [start], dict[str, Any](init_image=start.name)
     if clear.getbbox():

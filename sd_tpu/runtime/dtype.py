@@ -19,6 +19,14 @@ ROWS, WIDTH = 1024, 1280  # of the products that are timed, such as SD 1.4 has
 WORTH = 0.8
 
 
+def chosen_dtype(dtype: str | None, platform: str) -> str:
+    """Return "bfloat16" or "float32" for what is asked for: either, "auto" for what the platform
+    is fastest in, or None for float32 on a CPU and bfloat16 elsewhere."""
+    if dtype == "auto":
+        return fastest_dtype(platform)
+    return dtype or ("float32" if platform == "cpu" else "bfloat16")
+
+
 def fastest_dtype(platform: str) -> str:
     """Return "bfloat16" or "float32": on a CPU by its instructions and the time of products."""
     if platform != "cpu":

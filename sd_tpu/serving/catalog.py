@@ -9,12 +9,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sd_tpu.checkpoint import single_file
 from sd_tpu.checkpoint.card import ModelCard
-from sd_tpu.checkpoint.config import CheckpointError, paths_within, read_json
+from sd_tpu.checkpoint.config import CheckpointError, is_file, paths_within, read_json
 from sd_tpu.checkpoint.library import RESCAN_SECONDS, Library
+from sd_tpu.checkpoint.weights import written
 from sd_tpu.families import find_family
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
@@ -203,10 +206,17 @@ class Catalog:
     def takes_references(self) -> bool:
         """Whether reference pictures can be used at all: with an IP-Adapter, or with some model.
 
-        Models that are folders are asked by their files, and none is opened.
+        Models are asked by their files, and none is opened.
         """
-        folders = self._library.paths().values()
-        return bool(self.ip_adapters or self.edits("") or any(map(_is_of_editing_family, folders)))
+        paths = self._library.paths().values()
+        return bool(
+            self.ip_adapters
+            or self.edits("")
+            or any(
+                _edits(path, written(path if path.is_file() else path / "model_index.json"))
+                for path in paths
+            )
+        )
 
     def max_references(self, model: str) -> int:
         """Return how many reference pictures a model's pictures may have; raises as `open`."""
@@ -449,10 +459,16 @@ class Catalog:
         return name
 
 
-def _is_of_editing_family(folder: Path) -> bool:
-    """Whether a folder's model_index.json is that of a model that takes reference pictures."""
+@lru_cache(maxsize=1024)
+def _edits(path: Path, _: tuple[int, int] | None) -> bool:
+    """Whether a checkpoint's folder or file is of a family that takes reference pictures itself."""
     try:
-        return bool(find_family(read_json(folder / "model_index.json")).max_references)
+        index = (
+            {"_class_name": single_file.read(path).class_name}
+            if is_file(path)
+            else read_json(path / "model_index.json")
+        )
+        return bool(find_family(index).max_references)
     except CheckpointError:
         return False
 

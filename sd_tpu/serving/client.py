@@ -360,9 +360,10 @@ class EngineClient(abc.ABC):
         return notes
 
     def diagnose(self) -> Diagnosis:
-        """Look at the machine of this process, as `sd_tpu.doctor` does, and at the devices."""
+        """Look at the machine of this process and at the devices, as `sd_tpu.doctor` does in
+        public."""
         devices = [Device(kind, "") for kind in self.status().devices]
-        return dataclasses.replace(diagnose(None, hub=False), devices=devices)
+        return dataclasses.replace(diagnose(None, hub=False, public=True), devices=devices)
 
     def count(self, prompt: str, model: str = "") -> Count:
         """Count a prompt's tokens for a model; raises RequestError if it cannot be drawn."""

@@ -30,7 +30,7 @@ from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import REFERENCE
 from sd_tpu.families.model import Model
-from sd_tpu.runtime.dtype import fastest_dtype
+from sd_tpu.runtime.dtype import chosen_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs, encoded
 from sd_tpu.runtime.slots import (
@@ -171,12 +171,10 @@ class Engine(EngineClient):
         mesh = make_mesh(devices)
         platform = mesh.devices.flat[0].platform
         on_cpu = platform == "cpu"
+        chosen = chosen_dtype(dtype, platform)
         if dtype == "auto":
-            dtype = fastest_dtype(platform)
-            log.info("%s is the faster dtype here.", dtype)
-        catalog, adapters = open_models(
-            model, dtype=dtype or ("float32" if on_cpu else "bfloat16"), **options
-        )
+            log.info("%s is the faster dtype here.", chosen)
+        catalog, adapters = open_models(model, dtype=chosen, **options)
         if group is None:
             group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
         return cls(catalog, mesh, group=group, memory=memory, adapters=adapters)
@@ -279,7 +277,8 @@ class Engine(EngineClient):
 
     def diagnose(self) -> Diagnosis:
         """Look at this machine, as `EngineClient.diagnose`; the devices are its own."""
-        return diagnose([Device.of(each) for each in self.mesh.devices.flat], hub=False)
+        devices = [Device.of(each) for each in self.mesh.devices.flat]
+        return diagnose(devices, hub=False, public=True)
 
     def seconds(self, *pictures: Picture) -> float | None:
         """Estimate the seconds of pictures, as `EngineClient.seconds`.

@@ -7,7 +7,7 @@ wildcards, token ids, sampler tables, start pictures, tiles, networks, and the f
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any, Self
@@ -38,6 +38,8 @@ from sd_tpu.serving.plan import Weights
 from sd_tpu.serving.scheduler import Limits
 from sd_tpu.serving.tiling import Tiling
 from sd_tpu.settings import RANDOM, Picture, RequestError
+
+MAX_REFERENCE_SIZES = 8  # of a request: an encoder is compiled for each that is new
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,7 @@ class Resolver:
         for index, tiling in tilings.items():
             with naming_prompt(request, index):
                 pictures[index] = self._resolved(request.picture(index), tiling, inputs, once)
+        _check_sizes(pictures.values())
         return ResolvedRequest(request, pictures)
 
     def named(self, request: Request) -> Request:
@@ -403,6 +406,19 @@ def _batch_key(
         shape_key=model.shape_key,
         guided=bool(is_guided(model.cfg_scale(picture.guidance))),
     )
+
+
+def _check_sizes(pictures: Iterable[ResolvedPicture]) -> None:
+    """Raise RequestError for reference pictures of too many sizes: each is compiled for."""
+    sizes = {size for picture in pictures for slot in picture.slots for size in slot.picture_sizes}
+    count = sum(kind == REFERENCE_PICTURE for kind, *_ in sizes)
+    if count > MAX_REFERENCE_SIZES:
+        raise RequestError(
+            "The reference pictures of one request have at most {most} sizes; {count} were given.",
+            setting="reference",
+            most=MAX_REFERENCE_SIZES,
+            count=count,
+        )
 
 
 def _check_count(count: int) -> None:

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterator
 from io import BytesIO
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -57,7 +58,7 @@ def engine(folder) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def edited(engine) -> np.ndarray:
-    """What the model makes of the first two photos."""
+    """The model's picture after the first two photos."""
     (image,) = engine.draw("a fox", reference=PHOTOS[:2], **ASKED)
     return np.asarray(image)
 
@@ -133,6 +134,25 @@ def test_what_cannot_be_a_reference_picture_is_refused(engine, values, sentence)
         engine.draw("a fox", **ASKED, **values)
 
 
+def test_sizes_of_a_request_are_bounded_as_each_is_compiled_for(engine):
+    photos = [np.zeros((64, 64 + 16 * number, 3), np.uint8) for number in range(9)]
+    with pytest.raises(RequestError, match="have at most 8 sizes; 9 were given"):
+        engine.draw("a fox", reference=photos, **ASKED)
+
+
+@pytest.mark.slow("compiles for eight devices")
+def test_pictures_on_eight_devices_are_those_on_one(folder, engine):
+    prompts = [{"prompt": f"a fox {number}"} for number in range(8)]
+    for number, each in enumerate(prompts):
+        if number % 3:
+            each["reference"] = PHOTOS[: number % 3]
+    with Engine.open(folder, devices=8, size=(SIDE, SIDE)) as eight:
+        ours = eight.draw(prompts, **ASKED)
+    theirs = engine.draw(prompts, **ASKED)
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
+
+
 def test_each_model_of_a_server_says_how_many_it_takes(folder, checkpoints):
     catalog, _ = open_models(checkpoints["sd1"], dtype="float32", models=folder.parent)
     alone, _ = open_models(checkpoints["sd1"], dtype="float32")
@@ -192,6 +212,7 @@ def test_openai_edits_by_reference_pictures(client, engine, count):
     assert not made.init_image
 
 
+@pytest.mark.slow("draws after ten pictures")
 def test_openai_hands_in_ten_pictures_and_no_more(client):
     ten = [png(PHOTOS[2])] * 10
     asked = dict(prompt="a fox", size=f"{SIDE}x{SIDE}", extra_body={"steps": 1})
@@ -214,6 +235,43 @@ def test_openai_draws_on_a_picture_where_there_is_a_mask_or_a_strength(client, s
     made = read_png(base64.b64decode(answer.data[0].b64_json)).pictures[0]
     assert made.init_image == Input(png(PHOTOS[2])).name and not made.reference
     assert bool(made.mask) == bool(mask)
+
+
+def test_openai_draws_anew_what_is_transparent_where_there_is_no_mask(client):
+    clear = np.dstack([PHOTOS[2], np.full((64, 64), 255, np.uint8)])
+    clear[16:48, 16:48, 3] = 0
+    answer = client.images.edit(
+        image=png(clear), prompt="a fox", size=f"{SIDE}x{SIDE}", extra_body=ASKED
+    )
+    made = read_png(base64.b64decode(answer.data[0].b64_json)).pictures[0]
+    assert made.init_image and made.mask and not made.reference
+
+
+def units_of(*values: dict) -> dict:
+    image = base64.b64encode(png(PHOTOS[0])).decode()
+    unit = {"module": "ip-adapter-auto", "image": image}
+    return {"controlnet": {"args": [unit | each for each in values]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (({"weight": 1}, {"weight": 0.5}), "have one weight here"),
+        (({"model": "a"}, {"model": "b"}), "have one model here"),
+    ],
+)
+def test_units_that_differ_are_refused_and_those_of_no_weight_left_out(address, values, told):
+    body = {"prompt": "a fox", "seed": 7, "steps": 2, "width": SIDE, "height": SIDE}
+
+    def ask(*units):
+        return httpx.post(
+            f"{address}/sdapi/v1/txt2img",
+            json={**body, "alwayson_scripts": units_of(*units)},
+            timeout=60,
+        ).json()
+
+    assert told in str(ask(*values))
+    assert ask({"weight": 0}, {"weight": 1})["images"] == ask({"weight": 1})["images"]
 
 
 def test_webuiapi_hands_in_reference_pictures_by_units(address, edited):

@@ -77,7 +77,7 @@ def test_a_fused_layer_is_split_with_its_scales(exact, tmp_path):
     ("more", "told"),
     [
         ({}, "the file has I8, supported"),
-        ({"weight_scale": torch.ones(3, 4)}, "I8 with scales of blocks"),
+        ({"weight_scale": torch.ones(3, 4)}, "I8 with scales of another kind"),
         ({"weight_scale": torch.ones(()), "comfy_quant": form("int8_convrot")}, "int8_convrot"),
     ],
 )
@@ -86,15 +86,26 @@ def test_other_int8_is_refused_by_name(more, told, tmp_path):
         loaded(tmp_path, {"weight": torch.ones(SHAPE, dtype=torch.int8), **more})
 
 
-def test_a_format_that_cannot_be_read_is_a_damaged_file(tmp_path):
-    with pytest.raises(CheckpointError, match=r"damaged or incomplete .*says nothing of a f"):
-        loaded(
-            tmp_path,
-            {
-                "weight": torch.ones(SHAPE, dtype=torch.int8),
-                "comfy_quant": torch.zeros(3, dtype=torch.uint8),
-            },
-        )
+@pytest.mark.parametrize(
+    "quant",
+    [
+        torch.zeros(3, dtype=torch.uint8),
+        torch.tensor(list(b"[" * 100_000), dtype=torch.uint8),
+        torch.zeros(3, dtype=torch.float8_e4m3fn),
+    ],
+)
+def test_a_format_that_cannot_be_read_is_a_damaged_file(quant, tmp_path):
+    with pytest.raises(CheckpointError, match=r"damaged or incomplete .*comfy_quant s"):
+        loaded(tmp_path, {"weight": torch.ones(SHAPE, dtype=torch.int8), "comfy_quant": quant})
+
+
+@pytest.mark.parametrize(
+    "scale", [torch.ones(2), torch.ones((), dtype=torch.float8_e4m3fn), torch.ones(1, 2)]
+)
+def test_a_scale_of_another_kind_is_refused_by_name(scale, tmp_path):
+    narrow = torch.ones(SHAPE).to(torch.float8_e4m3fn)
+    with pytest.raises(CheckpointError, match="F8_E4M3 with scales of another kind"):
+        loaded(tmp_path, {"weight": narrow, "weight_scale": scale})
 
 
 def test_numbers_that_are_none_are_refused(exact, tmp_path):

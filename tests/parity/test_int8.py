@@ -68,6 +68,7 @@ def test_a_kernel_is_rounded_to_the_nearest_multiple(kernel):
     assert (error <= 0.501 * scale + 1e-6 * np.abs(kernel)).all()
 
 
+@pytest.mark.slow("runs a network three ways without compiling it")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_networks_give_what_they_would_of_the_rounded_numbers(folder, dtype):
     """All networks but for the rounding are as they were."""
@@ -149,6 +150,6 @@ def test_a_model_without_a_transformer_is_refused(checkpoints):
     open_models(checkpoints["sd1"], dtype="float32", weights="int8", models=checkpoints["sd1"])
 
 
-def test_they_are_not_written(folder, tmp_path):
+def test_they_are_not_written(tmp_path):
     with pytest.raises(CheckpointError, match="int8 are not written"):
         weights.save({"kernel": np.zeros((2, 2), np.int8)}, tmp_path / "a.safetensors")

@@ -1,4 +1,4 @@
-"""What is wrong with a machine, found in folders that stand for its own."""
+"""Diagnoses of machines, which are folders that stand for their parts."""
 
 import json
 import os
@@ -94,6 +94,14 @@ def test_the_process_that_holds_the_chips_is_named(tpu):
     assert "holds the TPU's chips: 417 (python3). End it" in problem(CPU)
 
 
+def test_the_public_is_told_of_no_paths_and_no_processes(tpu, monkeypatch):
+    test_the_process_that_holds_the_chips_is_named(tpu)
+    assert "417" not in problem(CPU, public=True, failure="held by 417")
+    monkeypatch.setattr(doctor, "find_libtpu", lambda: None)
+    assert sys.prefix in problem(CPU) and sys.prefix not in problem(CPU, public=True)
+    assert os.uname().release not in diagnose([CPU], hub=False, public=True).system
+
+
 def test_anothers_process_that_holds_the_chips(tpu):
     told = "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process 4."
     assert "sudo lsof -w /dev/accel*" in problem(CPU, failure=told)
@@ -145,6 +153,22 @@ def test_folders_that_cannot_be_written(machine, monkeypatch):
     assert "JAX_COMPILATION_CACHE_DIR names another" in problem(CPU)
 
 
+def test_a_bucket_is_left_to_jax(machine, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
+    found = diagnose([CPU], hub=False)
+    assert found.problems == [] and found.folders["compiled programs"].path == "gs://bucket/cache"
+    assert found.folders["compiled programs"].free is None
+
+
+def test_a_folder_below_one_that_cannot_be_looked_into_is_not_writable(machine, monkeypatch):
+    def refuse(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", refuse)
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert "The folder of pictures cannot be written" in " ".join(problems(CPU))
+
+
 def test_a_full_disk(machine, monkeypatch):
     monkeypatch.setattr(doctor, "LEAST_DISK", 10**18)
     assert "GB left for compiled programs and pictures and models from the hub" in problem(CPU)
@@ -185,6 +209,23 @@ def test_the_command_says_what_is_here_and_what_is_wrong(machine, monkeypatch, c
     assert told.endswith("\nNothing is wrong here.\n")
     code, told = run(capsys, "--memory", "0.001", "--dtype", "float32")
     assert code == 1 and told.splitlines()[-1].endswith(": --dtype bfloat16 halves that.")
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "wrong"),
+    [
+        (TPU, ("--dtype", "auto", "--memory", "0.1"), False),  # bfloat16, of which it has 0.06 GB
+        (TPU, ("--dtype", "float32", "--memory", "0.1"), True),
+        (CPU, ("--devices", "1"), False),
+        (CPU, ("--devices", "256"), True),  # of which each has all weights
+    ],
+)
+def test_a_models_memory_is_that_which_the_page_would_take(
+    machine, monkeypatch, capsys, device, flags, wrong
+):
+    monkeypatch.setattr(command, "_asked", lambda: ([device], ""))
+    code, told = run(capsys, *flags)
+    assert code == wrong, told
 
 
 def test_json_has_the_same(machine, monkeypatch, capsys):

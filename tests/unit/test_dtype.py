@@ -54,7 +54,7 @@ def test_an_engine_takes_the_faster_dtype_where_it_is_asked_to(monkeypatch, aske
     def opened(model, *, dtype):
         raise LookupError(dtype)
 
-    monkeypatch.setattr(engine, "fastest_dtype", lambda platform: "bfloat16")
+    monkeypatch.setattr(dtype, "fastest_dtype", lambda platform: "bfloat16")
     monkeypatch.setattr(engine, "open_models", opened)
     with pytest.raises(LookupError, match=taken):
         engine.Engine.open(dtype=asked)
