@@ -1,15 +1,18 @@
 """The server around page and APIs: whom it answers, and how it ends."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -500,3 +503,41 @@ def test_the_address_answers_before_programs_are_compiled_and_what_is_asked_for_
         program.send_signal(signal.SIGTERM)
     assert program.wait(PATIENCE) == 0
     program.stdout.close()
+
+
+def test_a_process_serves_one_page_as_long_as_nobody_closes_it(page_engine, monkeypatch):
+    monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    app.serve(page_engine, share=False)  # nobody has a name for it
+    gc.collect()
+    (first,) = app._served
+    folder = Path(os.environ["GRADIO_TEMP_DIR"])
+    assert httpx.get(first.address).status_code == 200 and folder.is_dir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    second = app.serve(page_engine, share=False, port=port)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(first.address)
+    assert not folder.exists()
+    assert first.address in first._repr_html_()
+    assert httpx.get(f"{second.address}readyz").status_code == 200
+    second.close()
+    second.close()  # changes nothing
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(second.address)
+    assert "GRADIO_TEMP_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("checker", ["StableDiffusionSafetyChecker", None])
+def test_who_shares_a_model_without_its_safety_checker_is_told(
+    page_engine, monkeypatch, caplog, checker
+):
+    configs = page_engine.checkpoint.configs
+    index = {**configs["model_index"], "safety_checker": ["stable_diffusion", checker]}
+    monkeypatch.setitem(configs, "model_index", index)
+    pages = SimpleNamespace(
+        build=lambda *_: None, launch=lambda *_, **__: "https://a.example/", close=lambda _: None
+    )
+    monkeypatch.setattr(app, "_import_page", lambda: pages)
+    app.serve(page_engine, share=True).close()
+    assert ("safety_checker=True" in caplog.text) == bool(checker)
