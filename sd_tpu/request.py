@@ -31,7 +31,7 @@ from sd_tpu.settings import (
 
 JOURNEYS = (8, 16, 32)  # pictures of which there are that many on the way from one to another
 LARGER = 2  # times as large as a picture, one drawn from it is
-NOT_YET = "0" * 64  # the name of a start picture that is still to be drawn
+NOT_YET = "0" * 64  # the name of a picture that is still to be drawn, or handed in
 _ACCEPTED = ("prompts", "own", *(name for name in SETTINGS if name != "prompt"))
 
 
@@ -429,16 +429,54 @@ def larger(picture: Picture, width: int, height: int, strength: float, taken: in
     Raises:
         RequestError: a value is not allowed.
     """
+    return _started_anew(picture, strength, taken, width=width, height=height)
+
+
+def reworded(picture: Picture, words: Any, strength: Any, *, edits: bool) -> Picture:
+    """Return the settings that draw a finished picture again, changed as words say.
+
+    The words are the prompt of a model that edits, and the picture is its only reference picture.
+    With other models they follow the picture's prompt, and the picture is the start picture. It is
+    NOT_YET in either place.
+
+    Args:
+        picture: as it was drawn.
+        words: untrusted; what should be different.
+        strength: untrusted; the share that becomes noise, with models that do not edit.
+        edits: whether the picture's model edits.
+
+    Raises:
+        RequestError: a value is not allowed, or there are no words.
+    """
+    prompt = SETTINGS["prompt"]
+    words = prompt.check(words).strip()
+    if not words:
+        raise RequestError("Say what should change, in a few words.")
+    if edits:
+        scale = SETTINGS["reference_scale"].default
+        anew = changed(
+            picture, dict(init_image="", mask="", reference=NOT_YET, reference_scale=scale)
+        )
+    else:
+        words = prompt.check(f"{picture.prompt}, {words}")
+        anew = _started_anew(picture, strength)
+    return dataclasses.replace(anew, prompt=words)
+
+
+def _started_anew(picture: Picture, strength: Any, taken: int = 1, **values: Any) -> Picture:
+    """Return a picture with other values that starts from what it became, which is NOT_YET there.
+
+    It has enough steps for at least `taken` of them to be taken.
+    """
     strength, most = SETTINGS["strength"].check(strength), MAX_STEPS
     enough = (n for n in range(picture.steps, most) if steps_taken(n, strength) >= taken)
     return changed(
         picture,
         dict(
+            values,
             init_image=NOT_YET,
             mask="",
             fit="cover",
-            width=width,
-            height=height,
             strength=strength,
             steps=next(enough, most),
         ),

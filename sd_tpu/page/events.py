@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import gradio as gr
+import numpy as np
 import pydantic
 from anyio.to_thread import run_sync
 from gradio.components import Component
@@ -47,7 +48,16 @@ from sd_tpu.pictures.images import (
     read_png,
 )
 from sd_tpu.pictures.inputs import Canvas, Input, find_input
-from sd_tpu.request import LARGER, AnyModelCatalog, Request, for_all, journey, larger
+from sd_tpu.request import (
+    LARGER,
+    NOT_YET,
+    AnyModelCatalog,
+    Request,
+    for_all,
+    journey,
+    larger,
+    reworded,
+)
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
@@ -170,13 +180,24 @@ class RunStream:
                 stars = history.favourites(asked.browser, kept)
         updates: Updates = {
             view.figures[card.index]: part(
-                "figure", asked.language, card, view.size, stars.get(card.kept)
+                "figure",
+                asked.language,
+                card,
+                view.size,
+                stars.get(card.kept),
+                bool(card.picture) and self._edits(card.asked.model),
             )
             for card in cards
         }
         if any(card.picture or card.state == "blank" for card in cards):
             updates[view.collection] = part("collection", asked.language, run)
         return updates
+
+    def _edits(self, model: str) -> bool:
+        """Return whether a picture's model edits; one that is there no more does not."""
+        with suppress(RequestError):
+            return self.runs.backend.engine.catalog.edits(model)
+        return False
 
 
 class Actions:
@@ -267,24 +288,63 @@ class Actions:
 
     def _do_larger(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw a picture again at LARGER times its size, from its pixels; the others stay."""
-        card, former = self._card(asked, asked.index), self._shown(asked)
+        before = self._card(asked, asked.index).asked
         picture = larger(
-            card.asked,
-            LARGER * card.asked.width,
-            LARGER * card.asked.height,
-            self.engine.catalog.larger_strength(card.asked.model),
+            before,
+            LARGER * before.width,
+            LARGER * before.height,
+            self.engine.catalog.larger_strength(before.model),
         )
+        return self._draw_from_itself(picture, asked)[1]
+
+    def _do_change(self, asked: ActionRequest) -> dict[str, Any]:
+        """Draw a picture anew, changed as words say, and fill its box in; the others stay."""
+        index, filled, catalog = asked.index, asked.filled(), self.engine.catalog
+        before, seed = self._card(asked, index).asked, self._shown(asked).seed
+        (words,) = catalog.fill([asked.data["words"].strip()], before.seed)
+        picture = reworded(before, words, asked.data["strength"], edits=catalog.edits(before.model))
+        any_seed = filled["seed"] == RANDOM
+        common = for_all({**filled, "seed": seed if any_seed else filled["seed"]}, catalog)
+        picture, answer = self._draw_from_itself(picture, asked)
+        shown = self._shown_form(Request().replaced(index, picture), common, any_seed=any_seed)
+        prompts, own = self._spelt(filled["prompts"], common.seed), [*asked.data["form"]["own"]]
+        prompts[index : index + 1] = [shown["prompts"][index]]
+        own[index : index + 1] = [shown["own"][index]]
+        return {**answer, "filled": {"prompts": prompts, "own": own}}
+
+    def _spelt(self, prompts: Sequence[str], seed: int) -> list[str]:
+        """Return prompts where empty boxes have what a prompt before them fills in.
+
+        That would be lost once a box between them, or that prompt itself, is written anew.
+        """
+        spelt: Sequence[str] = [""] * len(prompts)
+        with suppress(RequestError):  # of a box that is not asked for
+            spelt = self.engine.catalog.fill([prompt.strip() for prompt in prompts], seed)
+        return [
+            prompt if prompt.strip() else such for prompt, such in zip(prompts, spelt, strict=True)
+        ]
+
+    def _draw_from_itself(
+        self, picture: Picture, asked: ActionRequest
+    ) -> tuple[Picture, dict[str, Any]]:
+        """Draw a card's picture anew, from what it became; the others stay.
+
+        `picture` names it NOT_YET. It is returned with its name, and the answer with it.
+        """
+        card, former = self._card(asked, asked.index), self._shown(asked)
         self.engine.catalog.check(picture)
-        start = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
-        request = former.request.replaced(
-            card.index, dataclasses.replace(picture, init_image=start)
+        name = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
+        picture = dataclasses.replace(
+            picture, **{each: name for each in UPLOADS if getattr(picture, each) == NOT_YET}
         )
+        request = former.request.replaced(card.index, picture)
         for other in former.cards:
             if other.state == "stopped":
                 request = request.replaced(other.index, None)
-        return self._draw(
+        answer = self._draw(
             request, asked, seed=former.seed, keep={*range(MAX_PROMPTS)} - {card.index}
         )
+        return picture, answer
 
     def _do_journey(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw the way from a card's picture to another's, or to another seed of its own."""
@@ -327,13 +387,17 @@ class Actions:
         )
         answer = {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
         if common:
-            values = run.request.values(common)
-            if any_seed:
-                values["seed"] = RANDOM
-                for box in filter(None, values["own"]):
-                    box.pop("seed", None)
-            answer["filled"] = form.show(values, self.engine.catalog)
+            answer["filled"] = self._shown_form(run.request, common, any_seed=any_seed)
         return answer
+
+    def _shown_form(self, request: Request, common: Picture, *, any_seed: bool) -> dict[str, Any]:
+        """Return a request as a form with settings that are `common`; `any_seed` names no seed."""
+        values = request.values(common)
+        if any_seed:
+            values["seed"] = RANDOM
+            for box in filter(None, values["own"]):
+                box.pop("seed", None)
+        return form.show(values, self.engine.catalog)
 
     def _do_redraw(self, asked: ActionRequest) -> dict[str, Any]:
         return self._redraw(asked, live=False)
@@ -604,11 +668,16 @@ class Actions:
         return {"input": self.inputs.add(asked.browser, uploaded_input)}
 
     def _do_before(self, asked: ActionRequest) -> dict[str, Any]:
-        """Return the start picture of a card, as it lies under it; nothing if it is gone."""
+        """Return the picture that a card's was made from, as it lies under it; nothing if it is
+        gone. It is the start picture, or the only reference picture if that has the same size."""
         with suppress(RequestError, HistoryError, OSError):
-            request = read_png(self._file(asked))
-            canvas = Canvas.of(request.picture(0), self.inputs.of(asked.browser))
-            return {"before": data_url(canvas.pixels)} if canvas else {}
+            picture = read_png(self._file(asked)).picture(0)
+            inputs = self.inputs.of(asked.browser)
+            if canvas := Canvas.of(picture, inputs):
+                return {"before": data_url(canvas.pixels)}
+            reference = find_input(inputs, picture.reference)
+            if reference and reference.size == (picture.width, picture.height):
+                return {"before": data_url(np.asarray(reference.on_white()))}
         return {}
 
     def _do_paint(self, asked: ActionRequest) -> dict[str, Any]:

@@ -53,6 +53,15 @@ class OfCard(Message):
     place: Index
 
 
+class Change(Message):
+    """Draw a card's picture anew, changed as words say."""
+
+    do: Literal["change"]
+    place: Index
+    words: str
+    strength: float  # models that edit need none
+
+
 class OfPicture(Message):
     """An action on the picture of a card or, by its name, of the history."""
 
@@ -163,6 +172,7 @@ class OfHistory(Message):
 Asked = (
     Plain
     | OfCard
+    | Change
     | OfPicture
     | Take
     | Read

@@ -198,7 +198,7 @@ def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
     assert least >= (44 if phone else 24)
     for number in (1, 2, 8):
         menu = more(tab, number)
-        often = ("Redraw", "Vary", "Keep") if phone else ()
+        often = ("Redraw", "Change", "Vary", "Keep") if phone else ()
         expect(menu.get_by_role("button")).to_have_text(
             [re.compile(f"^{word}") for word in (*often, "Larger", "Journey", "Use", "Again")]
         )

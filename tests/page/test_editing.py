@@ -7,7 +7,7 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.serving.engine import Engine
 from tests.support.flux2 import make_pipeline
 from tests.support.pages import PHOTO, hand_in, made_from, png, served
-from tests.support.visitor import figures, fill, make, more, unfold
+from tests.support.visitor import box, figures, fill, make, more, press, says, unfold
 
 FILES = [png(PHOTO[:, ::turn].repeat(2, 0).repeat(2, 1)) for turn in (1, -1)]
 FILES += [png(PHOTO[::-1].repeat(2, 0).repeat(2, 1))]
@@ -69,3 +69,32 @@ def test_a_reference_picture_that_is_too_small_is_refused_in_a_sentence(tab):
     expect(settings.locator("[name=reference] + img")).to_be_visible()
     tab.locator("#generate").click()
     expect(tab.locator("#line")).to_contain_text("32x48 pixels; this model takes those with 64")
+
+
+@pytest.mark.slow("compiles an editing model's programs")
+def test_words_say_what_becomes_of_a_picture_which_is_its_reference_then(tab):
+    fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
+    make(tab)
+    file = figures(tab).first.locator("a.icon").get_attribute("href")
+    before = Input(tab.request.get(f"{tab.url}{file}").body()).name
+    tab.get_by_role("button", name="View picture 1").focus()
+    tab.keyboard.press("c")
+    line = tab.get_by_role("form", name="Say the change")
+    expect(line.get_by_role("slider")).to_be_hidden()
+    tab.keyboard.type("make it red")
+    press(tab, line.get_by_role("button", name="Change"))
+    says(tab, "Done in")
+    made = made_from(tab, 1)
+    assert (made.prompt, made.references, made.init_image) == ("make it red", [before], "")
+    assert (made.seed, box(tab, 1).input_value(), box(tab, 2).input_value()) == (
+        3,
+        "make it red",
+        "a hen",
+    )
+    tab.get_by_role("button", name="View picture 1").press("Enter")
+    expect(tab.get_by_role("slider", name="Before and after")).to_be_visible()
+    tab.keyboard.press("Escape")
+    tab.locator("#undo").click()
+    expect(box(tab, 1)).to_have_value("a fox")
+    expect(tab.get_by_role("button", name="View picture 1: a fox")).to_be_visible()
+    assert Input(tab.request.get(f"{tab.url}{file}").body()).name == before

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from sd_tpu.request import Request
+from sd_tpu.request import NOT_YET, Request, reworded
 from sd_tpu.settings import (
     MAX_SEED,
     OVERRIDABLE,
@@ -385,3 +385,44 @@ def test_a_default_is_a_value_that_its_own_check_lets_through_and_can_be_told(na
         assert setting.kind.parse(setting.kind.shown(setting.default)) == setting.default
     if name in OVERRIDABLE:
         assert setting.caption_of(setting.default)
+
+
+CARD = Picture(
+    prompt="a cat", seed=7, steps=4, init_image="a", mask="b", fit="extend", strength=0.9
+)
+
+
+def test_words_follow_the_prompt_of_a_picture_that_starts_from_itself():
+    again = reworded(CARD, " at night ", 0.5, edits=False)
+    assert again == dataclasses.replace(
+        CARD, prompt="a cat, at night", init_image=NOT_YET, mask="", fit="cover", strength=0.5
+    )
+    assert reworded(CARD, "at night", 0.1, edits=False).steps > 4, "one step is taken at least"
+
+
+def test_words_are_the_prompt_of_a_model_that_edits_and_the_picture_its_only_reference():
+    card = dataclasses.replace(CARD, reference="c d", reference_scale=0.0)
+    again = reworded(card, "at night", 0.5, edits=True)
+    assert again == dataclasses.replace(
+        card, prompt="at night", init_image="", mask="", reference=NOT_YET, reference_scale=0.6
+    )
+
+
+@pytest.mark.parametrize("edits", [False, True])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (" \n", "Say what should change, in a few words."),
+        ("a" * 4001, "has 4001 characters; at most 4000 are accepted."),
+        (3, "should be text, not int."),
+    ],
+)
+def test_a_change_without_words_that_can_be_read_is_refused(edits, words, sentence):
+    with pytest.raises(RequestError, match=sentence):
+        reworded(CARD, words, 0.5, edits=edits)
+
+
+@pytest.mark.parametrize("strength", [-0.1, 1.1, math.nan])
+def test_a_change_by_no_share_is_refused(strength):
+    with pytest.raises(RequestError, match="Strength should be"):
+        reworded(CARD, "red", strength, edits=False)

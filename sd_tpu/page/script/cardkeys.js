@@ -10,6 +10,7 @@ import { fold, panelButton, unfold } from "./panels.js";
 /** What a key presses on the card that has the focus. */
 const BUTTONS = {
     KeyR: ".actions > [data-do=redraw]",
+    KeyC: ".actions > [data-do=change]",
     KeyV: ".actions > [data-do=vary]",
     KeyK: ".actions > [data-do=keep]",
     KeyS: ".actions > [data-do=star]",
@@ -38,9 +39,9 @@ export function neighbour(index, key, columns, count, rightToLeft) {
     return to >= 0 && to < count ? to : index;
 }
 
-/** Takes what lies on the cards out of Tab's way; what is in an open menu stays. */
+/** Takes what lies on the cards out of Tab's way; what is in an open menu or line stays. */
 export function leaveOneStop() {
-    for (const each of $$("#cards :is(button, a):not([popover] *)")) each.tabIndex = -1;
+    for (const each of $$("#cards :is(button, a):not([popover] *, #change *)")) each.tabIndex = -1;
 }
 
 /** The cards of a row. */
@@ -89,6 +90,7 @@ listen(
         const key = /** @type {KeyboardEvent} */ (event);
         const card = /** @type {Part | null} */ (target.closest("#cards > .card"));
         if (key.key === "?" && target.closest("#keys-panel")) toggleKeys();
+        if (target.closest("#change")) return; // which has keys of its own
         if (!card || key.ctrlKey || key.metaKey || key.altKey || key.isComposing) return;
         if ($("dialog[open], .menu:popover-open")) return;
         // Escape closes what is open first.

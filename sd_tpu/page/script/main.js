@@ -6,6 +6,7 @@ import { dispatchClicks } from "./actions.js";
 import { check, expectMore, noteFinished, resume } from "./away.js";
 import { leaveOneStop } from "./cardkeys.js";
 import { showCards } from "./cards.js";
+import "./change.js";
 import { showPressed } from "./choices.js";
 import "./compare.js";
 import { $, $$, title } from "./dom.js";

@@ -1,8 +1,9 @@
-// Made of sd_tpu/page/schema.py by `make script`: 05ba6cefddc566c6
+// Made of sd_tpu/page/schema.py by `make script`: fbd7c7d8ef7a5bbf
 
 export type Asked =
     | Plain
     | OfCard
+    | Change
     | OfPicture
     | Take
     | Read
@@ -60,6 +61,19 @@ export interface OfCard {
     form: Form;
     do: "vary" | "larger" | "redraw" | "live";
     place: number;
+}
+/**
+ * Draw a card's picture anew, changed as words say.
+ */
+export interface Change {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "change";
+    place: number;
+    words: string;
+    strength: number;
 }
 /**
  * An action on the picture of a card or, by its name, of the history.

@@ -59,7 +59,8 @@ function showRefused() {
 }
 
 /**
- * Draws what is filled in, or something made of it, in the cards that `takes` names.
+ * Draws what is filled in, or something made of it, in the cards that `takes` names; returns
+ * whether that has begun.
  * @param {Asked} asked
  * @param {(index: number) => boolean} takes
  */
@@ -76,9 +77,11 @@ async function drawIn(asked, takes) {
     });
     rememberPrompts(asked.form.prompts);
     hooks.changed();
-    if (!(await attempt(asked))) return;
+    const began = await attempt(asked);
+    if (!began) return false;
     keepOnlyPictures(); // a card that was empty is not kept once it is drawn
     hooks.changed();
+    return true;
 }
 
 /** @param {number} index */
@@ -106,6 +109,12 @@ export const compare = (more) => drawIn(request("compare", more), () => true);
 /** Draws a picture again at twice its size. @param {number} index */
 export const drawLarger = (index) =>
     drawIn(request("larger", { place: index }), (each) => each === index);
+
+/**
+ * Draws a picture again, changed as words say; returns whether that has begun.
+ * @param {import("./types").Fields<"change">} more
+ */
+export const drawChanged = (more) => drawIn(request("change", more), (each) => each === more.place);
 
 /**
  * Says that a run is asked for, which can be stopped from now on.

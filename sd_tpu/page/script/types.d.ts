@@ -20,6 +20,7 @@ export type Part = HTMLElement &
         | "selectionStart"
         | "selectionEnd"
         | "setRangeText"
+        | "select"
     > &
     Of<HTMLSelectElement, "options" | "add"> &
     Of<HTMLDialogElement, "open" | "close" | "showModal"> &
