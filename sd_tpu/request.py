@@ -458,7 +458,7 @@ def reworded(picture: Picture, words: Any, strength: Any, *, edits: bool) -> Pic
             picture, dict(init_image="", mask="", reference=NOT_YET, reference_scale=scale)
         )
     else:
-        words = prompt.check(f"{picture.prompt}, {words}")
+        words = prompt.check(f"{picture.prompt.rstrip(' ,')}, {words}")
         anew = _started_anew(picture, strength)
     return dataclasses.replace(anew, prompt=words)
 

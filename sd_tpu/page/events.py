@@ -301,7 +301,7 @@ class Actions:
         """Draw a picture anew, changed as words say, and fill its box in; the others stay."""
         index, filled, catalog = asked.index, asked.filled(), self.engine.catalog
         before, seed = self._card(asked, index).asked, self._shown(asked).seed
-        (words,) = catalog.fill([asked.data["words"].strip()], before.seed)
+        *_, words = catalog.fill([*[""] * index, asked.data["words"].strip()], before.seed)
         picture = reworded(before, words, asked.data["strength"], edits=catalog.edits(before.model))
         any_seed = filled["seed"] == RANDOM
         common = for_all({**filled, "seed": seed if any_seed else filled["seed"]}, catalog)
@@ -676,7 +676,8 @@ class Actions:
             if canvas := Canvas.of(picture, inputs):
                 return {"before": data_url(canvas.pixels)}
             reference = find_input(inputs, picture.reference)
-            if reference and reference.size == (picture.width, picture.height):
+            alike = reference and reference.size == (picture.width, picture.height)
+            if alike and self.engine.catalog.edits(picture.model):
                 return {"before": data_url(np.asarray(reference.on_white()))}
         return {}
 

@@ -393,7 +393,7 @@ CARD = Picture(
 
 
 def test_words_follow_the_prompt_of_a_picture_that_starts_from_itself():
-    again = reworded(CARD, " at night ", 0.5, edits=False)
+    again = reworded(dataclasses.replace(CARD, prompt="a cat, "), " at night ", 0.5, edits=False)
     assert again == dataclasses.replace(
         CARD, prompt="a cat, at night", init_image=NOT_YET, mask="", fit="cover", strength=0.5
     )
