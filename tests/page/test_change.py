@@ -16,6 +16,7 @@ from tests.support.visitor import (
     more,
     newcomer,
     of_all,
+    press,
     prompts,
     says,
     seed_box,
@@ -89,6 +90,8 @@ def test_one_card_is_drawn_anew_from_its_picture_and_undo_brings_all_of_it_back(
 def test_the_slider_says_how_much_and_a_random_seed_stays_so(tab):
     fill(tab, THREE, seed=-1, steps=4)
     make(tab)
+    press(tab, figures(tab).first.locator(".actions > [data-do=redraw]"))
+    says(tab, "Done in")  # with a seed that is no other box's
     seed = made_from(tab, 1).seed
     figures(tab).first.hover()
     figures(tab).first.locator(".actions").get_by_role("button", name="Change picture 1").click()
