@@ -87,6 +87,22 @@ def test_one_card_is_drawn_anew_from_its_picture_and_undo_brings_all_of_it_back(
     assert made_from(tab, 2).prompt == f"{made.prompt}, in snow"
 
 
+def test_two_changes_one_upon_the_other_both_stay(tab):
+    fill(tab, THREE, seed=7, steps=4)
+    make(tab)
+    tab.evaluate("""() => {
+        for (const place of [0, 1]) {
+            document.querySelectorAll(".actions > [data-do=change]")[place].click();
+            document.querySelector("#change [name=words]").value = `red ${place}`;
+            document.querySelector("#change").requestSubmit();
+        }
+    }""")
+    expect(box(tab, 2)).to_have_value("a hen, red 1")
+    says(tab, "Done in")
+    assert prompts(tab)[:3] == ["a fox, red 0", "a hen, red 1", "an owl"]
+    assert [made_from(tab, number).prompt for number in (1, 2, 3)] == prompts(tab)[:3]
+
+
 def test_the_slider_says_how_much_and_a_random_seed_stays_so(tab):
     fill(tab, THREE, seed=-1, steps=4)
     make(tab)

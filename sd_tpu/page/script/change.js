@@ -3,6 +3,7 @@
 import { register } from "./actions.js";
 import { $, cards, listen } from "./dom.js";
 import { drawChanged } from "./run.js";
+import { state } from "./state.js";
 
 /** @typedef {import("./types").Part} Part */
 
@@ -42,8 +43,12 @@ export function meaning({ key, ctrlKey, metaKey, isComposing }) {
 async function draw() {
     const place = cards().indexOf(card());
     const said = words().value;
+    const asked = { place, words: said, strength: Number(strength().value) };
     close();
-    if (await drawChanged({ place, words: said, strength: Number(strength().value) })) {
+    // What a change before this one fills in is there then.
+    const drawn = state.changing.then(() => drawChanged(asked));
+    state.changing = drawn.catch(() => {});
+    if (await drawn) {
         if (words().value === said) words().value = "";
     } else if (line().hidden) open($("figure", cards()[place]));
 }

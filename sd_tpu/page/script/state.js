@@ -28,6 +28,7 @@ export const state = {
     undo: { past: [], future: [], focused: false },
     run: { name: null, seed: null, version: 0 }, // the run that is shown, as far as it has come
     turn: Promise.resolve(), // when the next run may take the place of the one that is shown
+    changing: Promise.resolve(), // when the next change may be asked for
     pending: new Map(), // requests for runs that have no name yet: whether each is to be stopped
     // Classes that say how a run goes on; whether the line was busy when it changed last, and whether
     // a run has ended that nobody has seen since.

@@ -124,6 +124,7 @@ export interface State {
     undo: { past: Snapshot[]; future: Snapshot[]; focused: boolean };
     run: { name: string | null; seed: number | null; version: number };
     turn: Promise<unknown>;
+    changing: Promise<unknown>;
     pending: Map<Asked, boolean>;
     line: { running: string[]; busy: boolean; unseen: boolean };
     journey: boolean;
