@@ -163,7 +163,8 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
 def in_int8(graph: nnx.GraphDef, shapes: Params) -> tuple[nnx.GraphDef, Params]:
     """Return a network whose dense layers have kernels of int8, and the shapes of its parameters.
 
-    Nothing is computed: `sd_tpu.checkpoint.weights` rounds what it reads for such shapes.
+    Nothing is computed: `sd_tpu.checkpoint.weights` rounds what it reads for such shapes
+    (decision 0030).
     """
     network = nnx.merge(graph, shapes)
     for _, layer in nnx.iter_modules(network):
