@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,17 +107,18 @@ class SingleFile:
         return tuple(sorted(files - {self.path}))
 
 
-def read(path: Path, *, t5: bool = True) -> SingleFile:
+def read(path: Path, *, t5: bool = True, parts: Sequence[Path] = ()) -> SingleFile:
     """Read what a file holds and where, from its header and the folder beside it.
 
     Args:
         path: the safetensors file.
         t5: read T5, if the file holds it.
+        parts: files of the text encoders and the autoencoder of one that holds a transformer alone.
 
     Raises:
         CheckpointError: the file is missing or damaged, or holds something else; it says what.
     """
-    tensors = _with_parts(path, header(path))
+    tensors = _with_parts(path, header(path), parts)
     layout = _recognized(path, tensors)
     folder = path.with_suffix("")
     folder = folder if folder.is_dir() else None
@@ -142,12 +143,13 @@ def read(path: Path, *, t5: bool = True) -> SingleFile:
     )
 
 
-def _with_parts(path: Path, tensors: dict[str, Stored]) -> dict[str, Stored]:
+def _with_parts(path: Path, tensors: dict[str, Stored], parts: Sequence[Path]) -> dict[str, Stored]:
     """Return a file's tensors by the names that they have in a whole checkpoint and, if it holds a
-    transformer alone and lies where ComfyUI keeps those, the tensors of the other parts.
+    transformer alone, those of the parts that are named or lie where ComfyUI keeps them.
 
     Raises:
-        CheckpointError: a part is missing, or several files fit.
+        CheckpointError: a part is missing, several files fit, or the file holds more than a
+            transformer and parts are named.
     """
     marks = tuple(layout.mark.removeprefix(UNET) for layout in BY_PARTS)
     if any(name.startswith(marks) for name in tensors):
@@ -156,6 +158,11 @@ def _with_parts(path: Path, tensors: dict[str, Stored]) -> dict[str, Stored]:
     if layout is KLEIN and any(name.startswith(f"{UNET}guidance_in.") for name in tensors):
         raise CheckpointError(f"{path} holds FLUX.2 [dev], which is not built here; klein is.")
     if not layout or any(not name.startswith(UNET) for name in tensors):
+        if parts:
+            raise CheckpointError(
+                f"{path} is not the transformer of FLUX or Z-Image alone, which text encoders and "
+                "an autoencoder can be named for."
+            )
         return tensors
     shapes = {name: tensor.shape for name, tensor in part_of(tensors, UNET).items()}
     denoiser = DENOISERS[layout.denoiser]
@@ -163,7 +170,8 @@ def _with_parts(path: Path, tensors: dict[str, Stored]) -> dict[str, Stored]:
         network = denoiser.config(layout, shapes)
     except (LookupError, ValueError, ZeroDivisionError):
         return tensors  # which is refused by what is missing
-    return tensors | split_files.parts(path, layout, network, network.get(denoiser.texts, 0))
+    clip = network.get(denoiser.texts, 0)
+    return tensors | split_files.parts(path, layout, network, clip, parts)
 
 
 def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:

@@ -4,7 +4,7 @@ Which file is a part is told by names and shapes of its tensors, and by its own 
 fit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ AUTOENCODERS = ("vae",)
 OF_PARTS = (*TEXTS, *AUTOENCODERS)
 WAY_OUT = (
     f", or have the transformer lie in {TRANSFORMERS[0]}/, its text encoders in {TEXTS[0]}/ and "
-    f"its autoencoder in {AUTOENCODERS[0]}/, beside one another"
+    f"its autoencoder in {AUTOENCODERS[0]}/, beside one another, or name them with --text-encoder "
+    "and --vae"
 )
 WHITENING = "bn.running_mean"  # of FLUX.2's autoencoder
 
@@ -44,6 +45,11 @@ class Part(NamedTuple):
     has: str
     lacks: str = ""
 
+    @property
+    def flag(self) -> str:
+        """The flag that names its file."""
+        return "vae" if self.folders is AUTOENCODERS else "text-encoder"
+
     def is_in(self, tensors: dict[str, Stored]) -> bool:
         """Whether a file holds it."""
         shapes = {modern(name): tensor.shape for name, tensor in tensors.items()}
@@ -51,7 +57,9 @@ class Part(NamedTuple):
         return there and self.lacks not in shapes
 
 
-def parts(path: Path, layout: Layout, network: dict[str, Any], clip: int) -> dict[str, Stored]:
+def parts(
+    path: Path, layout: Layout, network: dict[str, Any], clip: int, named: Sequence[Path] = ()
+) -> dict[str, Stored]:
     """Return the tensors of the parts beside a transformer, by their names in a whole checkpoint.
 
     Args:
@@ -59,23 +67,40 @@ def parts(path: Path, layout: Layout, network: dict[str, Any], clip: int) -> dic
         layout: what it is of.
         network: its config.
         clip: the width of CLIP's texts that it takes, if it does.
+        named: files of parts, which count before those in ComfyUI's folders.
 
     Returns:
-        Them, or nothing of a file that lies elsewhere than where ComfyUI keeps transformers.
+        Them, or nothing of a file that lies elsewhere than where ComfyUI keeps transformers, if no
+        parts are named.
 
     Raises:
-        CheckpointError: a part is missing, or several files fit.
+        CheckpointError: a part is missing, several files fit, or a file that is named is no part.
     """
     home = next(
         (each.parent for each in path.absolute().parents if each.name in TRANSFORMERS), None
     )
-    if home is None:
+    if home is None and not named:
         return {}
-    return {
-        f"{part.prefix}{name}": tensor
-        for part in _wanted(layout, network, clip)
-        for name, tensor in _found(path, layout, part, home).items()
-    }
+    headers = {file: header(file) for file in named}
+    found, used = {}, set()
+    for part in _wanted(layout, network, clip):
+        fitting = [file for file, tensors in headers.items() if part.is_in(tensors)]
+        used.update(fitting)
+        if len(fitting) > 1:
+            raise CheckpointError(f"{fitting[0]} and {fitting[1]} are both a {part.what}.")
+        if fitting:
+            tensors = headers[fitting[0]]
+        elif home is None:
+            raise CheckpointError(
+                f"{path} holds the transformer of {layout.name}, and no file that was named is its "
+                f"{part.what}: name one with --{part.flag}."
+            )
+        else:
+            tensors = _found(path, layout, part, home)
+        found |= {f"{part.prefix}{name}": tensor for name, tensor in tensors.items()}
+    if unused := [file for file in named if file not in used]:
+        raise CheckpointError(f"{unused[0]} is no part of the {layout.name} in {path}.")
+    return found
 
 
 def _wanted(layout: Layout, network: dict[str, Any], clip: int) -> Iterator[Part]:

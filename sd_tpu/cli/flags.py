@@ -24,6 +24,16 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="checkpoint folder, single .safetensors file, or hub id (default: the bundled model)",
     )
     add(
+        "--text-encoder",
+        dest="text_encoders",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a text encoder of --model, where that is a file with a transformer alone which does "
+        "not lie in ComfyUI's folders; as often as there are text encoders",
+    )
+    add("--vae", metavar="FILE", help="the autoencoder of such a --model")
+    add(
         "--models",
         type=Path,
         metavar="DIR",
@@ -192,6 +202,8 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
         "zero_snr",
         "t5",
         "weights",
+        "text_encoders",
+        "vae",
         "lora_dir",
         "embedding_dir",
         "prompt_chunks",

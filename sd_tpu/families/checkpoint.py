@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -117,6 +117,7 @@ class Checkpoint:
         safety_checker: bool = False,
         t5: bool = True,
         weights: str | None = None,
+        parts: Sequence[str | Path] = (),
     ) -> Self:
         """Read a checkpoint without its parameters.
 
@@ -136,6 +137,8 @@ class Checkpoint:
             t5: read Stable Diffusion 3's third text encoder, if the checkpoint brings it.
             weights: "int8" has the dense layers of transformers and language models rounded to it
                 while they are read, of families that say so; by default they are of `dtype`.
+            parts: files of the text encoders and the autoencoder, of a file that holds a
+                transformer alone.
 
         Raises:
             CheckpointError: what is wrong with the checkpoint, in one message.
@@ -152,7 +155,13 @@ class Checkpoint:
         )
         path = expanded(name)
         if is_file(path) and path.suffix == SUFFIX:
-            return cls._open_file(single_file.read(path, t5=t5), **options)
+            beside = [expanded(part) for part in parts]
+            return cls._open_file(single_file.read(path, t5=t5, parts=beside), **options)
+        if parts:
+            raise CheckpointError(
+                f"{name} is no single file: text encoders and an autoencoder are named for a file "
+                "that holds a transformer alone."
+            )
         folder = checkpoint.find(
             name, partial(_components, safety_checker=safety_checker, t5=t5), revision, variant
         )

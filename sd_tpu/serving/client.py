@@ -435,6 +435,8 @@ class ModelOptions(TypedDict, total=False):
     safety_checker: bool
     t5: bool
     weights: str | None
+    text_encoders: Sequence[str | Path]
+    vae: str | Path | None
     controlnets: Sequence[str | Path]
     ip_adapters: Sequence[str | Path]
     image_encoder: str | Path | None
@@ -462,6 +464,8 @@ def open_models(
     safety_checker: bool = False,
     t5: bool = True,
     weights: str | None = None,
+    text_encoders: Sequence[str | Path] = (),
+    vae: str | Path | None = None,
     controlnets: Sequence[str | Path] = (),
     ip_adapters: Sequence[str | Path] = (),
     image_encoder: str | Path | None = None,
@@ -496,6 +500,8 @@ def open_models(
             are not safe for work.
         t5: as `Checkpoint.open` takes it.
         weights: as `Checkpoint.open` takes it, for all models that can be read so.
+        text_encoders: files of the text encoders, of a model whose file holds a transformer alone.
+        vae: the file of its autoencoder.
         controlnets: folders or hub ids of ControlNets that pictures may be steered by.
         ip_adapters: IP-Adapters for reference pictures, as `IPAdapter.open` takes them.
         image_encoder: the folder of what sees for them, where it is not beside them.
@@ -527,7 +533,10 @@ def open_models(
     if image_encoder and not ip_adapters:
         raise ValueError("An image encoder sees for IP-Adapters; name one with --ip-adapter.")
     of_first: dict[str, Any] = dict(
-        revision=revision, prediction_type=prediction_type, zero_snr=zero_snr
+        revision=revision,
+        prediction_type=prediction_type,
+        zero_snr=zero_snr,
+        parts=[*text_encoders, *([vae] if vae else [])],
     )
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
     if weights and not (first.model.int8 or models):

@@ -1,5 +1,6 @@
 """Checkpoints in files of their parts, as ComfyUI keeps them, against diffusers' folders."""
 
+import argparse
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.make_checkpoint import original_vae
 from sd_tpu.checkpoint import weights
-from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError
 from sd_tpu.checkpoint.library import Library
+from sd_tpu.cli.flags import add_model_flags, model_options
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.serving.client import open_models
 from tests.support import flux, flux2, z_image
 from tests.support.originals import FLUX2, original_flux, original_z_image
 from tests.support.single_files import rewritten
@@ -167,6 +170,59 @@ def test_one_file_may_hold_all_parts(model, pipeline, file, tmp_path):
     (one, params), (other, expected) = map(Checkpoint.from_pretrained, (whole, file))
     assert one.model == other.model
     jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def flat(file: Path, folder: Path) -> tuple[Path, list[Path]]:
+    """Copies of a transformer's file and of its parts, in one folder under other names."""
+    folder.mkdir()
+    shutil.copytree(file.with_suffix(""), folder / file.stem)
+    others = sorted(
+        each for each in file.parents[1].rglob("*.safetensors") if each.parent != file.parent
+    )
+    parts = [
+        Path(shutil.copy(each, folder / f"{number}.safetensors"))
+        for number, each in enumerate(others)
+    ]
+    return Path(shutil.copy(file, folder / file.name)), parts
+
+
+def test_parts_that_lie_elsewhere_are_named(file, tmp_path):
+    copy, parts = flat(file, tmp_path / "flat")
+    one, params = Checkpoint.from_pretrained(copy, parts=parts)
+    other, expected = Checkpoint.from_pretrained(file)
+    assert one.model == other.model
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_parts_that_are_named_have_to_be_all_and_no_more(copied, tmp_path):
+    copy, parts = flat(copied, tmp_path / "flat")
+    clip, t5, vae = parts  # by their folders and their names
+    cases = {
+        r"no file that was named is its CLIP text encoder: name one with --text-enc": [t5, vae],
+        r"no file that was named is its autoencoder: name one with --vae": [clip, t5],
+        r"3\.safetensors is no part of the FLUX\.1 in": [*parts, copy.with_name("3.safetensors")],
+        r"are both a T5": [*parts, copy.with_name("4.safetensors")],
+    }
+    save_file({"a": torch.ones(1)}, copy.with_name("3.safetensors"))
+    shutil.copy(t5, copy.with_name("4.safetensors"))
+    for told, named in cases.items():
+        with pytest.raises(CheckpointError, match=told):
+            Checkpoint.open(copy, parts=named)
+    with pytest.raises(CheckpointError, match="is not the transformer of FLUX or Z-Image alone"):
+        Checkpoint.open(vae, parts=[clip])
+    with pytest.raises(CheckpointError, match="is no single file"):
+        Checkpoint.open(BUNDLED_MODEL, parts=[clip])
+
+
+def test_the_flags_name_them(copied, tmp_path):
+    copy, (clip, t5, vae) = flat(copied, tmp_path / "flat")
+    parser = argparse.ArgumentParser()
+    add_model_flags(parser)
+    flags = ["--model", copy, "--text-encoder", clip, "--text-encoder", t5, "--vae", vae]
+    args = parser.parse_args([*map(str, flags)])
+    args.decoder_for = "previews"
+    catalog, _ = open_models(dtype="float32", **model_options(args))
+    assert catalog.open("").checkpoint.parameters.beside == (clip, t5, vae)
 
 
 def test_the_library_lists_the_transformer_alone(file):
