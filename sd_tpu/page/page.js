@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: 9079e95fc7c18746
+// Made of the modules in script/ by `make script`: 8b8fa2341fcb11ed
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -167,11 +167,12 @@ String(seed+state.panelIndex))}for(let slider of $$("#own-panel [type=range]"))s
 box)}function given(name,input){return{[name]:input,...name==="init_image"?{mask:""}:{}}}function withAnother(names,name,most){return[...names.split(" ").filter(Boolean),name].slice(-most).join(" ")}function movedToAll(overrides,index,names){
 let from=overrides[index];return{settings:Object.fromEntries(names.filter(name=>from[name]).map(name=>[name,from[name].trim()])),own:overrides.map(box=>Object.fromEntries(Object.entries(box).filter(([
 name])=>!names.includes(name))))}}async function send2(file,action,more={}){let{large,max}=$("#read-panel .drop").dataset;if(!file)return{};if(file.size>Number(max))return tell(String(large),"wrong",!0),{};try{let{path}=await upload(file);
-return await ask(action,{file:path,...more})}catch{return tell(String($("#generate").dataset.failed),"wrong",!0),{}}}async function read(file){let{form}=await send2(file,"read");form&&fold()}function put(index,name,input){
-let settings=given(name,input);for(let each of Object.keys(settings))delete state.incoming[`${index} ${each}`];if(index===void 0)return replace({settings,own:overridesBesideAll(state.overrides,name)}),
-drawAllSoon();for(let each of Object.keys(settings))!settings[each]&&settingField(each).value&&(settings[each]=" ");replace({own:state.overrides.map((box,at)=>at===index?{...box,...settings}:box)}),drawSoon(
-index)}async function putWhen(taken,index,name){let where=`${index} ${name}`;state.incoming[where]=taken;let{input}=await taken,adds=takesSeveral(name)&&state.references>1;if(!input||!(adds||state.incoming[where]===
-taken))return!1;let there=takesSeveral(name)?valueFor(index,name):"";return put(index,name,withAnother(there,input,takesSeveral(name)?state.references:1)),!0}async function useAs(name,from,index=from){
+return await ask(action,{file:path,...more})}catch{return tell(String($("#generate").dataset.failed),"wrong",!0),{}}}async function read(file){let{form}=await send2(file,"read");form&&fold()}var removals={};
+function put(index,name,input){let settings=given(name,input);input||(removals[`${index} ${name}`]=removalsOf(index,name)+1);for(let each of Object.keys(settings))delete state.incoming[`${index} ${each}`];
+if(index===void 0)return replace({settings,own:overridesBesideAll(state.overrides,name)}),drawAllSoon();for(let each of Object.keys(settings))!settings[each]&&settingField(each).value&&(settings[each]=
+" ");replace({own:state.overrides.map((box,at)=>at===index?{...box,...settings}:box)}),drawSoon(index)}function removalsOf(index,name){return removals[`${index} ${name}`]??0}async function putWhen(taken,index,name){
+let where=`${index} ${name}`,before2=removalsOf(index,name);state.incoming[where]=taken;let{input}=await taken,adds=takesSeveral(name)&&state.references>1;if(!input||removalsOf(index,name)!==before2||
+!adds&&state.incoming[where]!==taken)return!1;let there=takesSeveral(name)?valueFor(index,name):"";return put(index,name,withAnother(there,input,takesSeveral(name)?state.references:1)),!0}async function useAs(name,from,index=from){
 await putWhen(ask("take",{place:from}),index,name)&&unfold(overridesButton(index),opened("own",name))}async function useFromHistory(name,id){await putWhen(ask("take",{id}),void 0,name)&&showForAll(name)}
 async function handIn(file,index,name="init_image",more={}){let mask=name==="mask"?{mask_of:valueFor(index,"init_image")}:{},taken=send2(file,"take",{...mask,...more}).then(answer=>(answer.form&&fold(),
 file&&answer.input&&(state.inputs[answer.input]??=URL.createObjectURL(file)),answer));await putWhen(taken,index,name)&&index===void 0&&showForAll(name)}function showForAll(name){unfold(panelButton("se\

@@ -1,5 +1,7 @@
 """Reference pictures on the page of a model that edits by several."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -7,7 +9,7 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.serving.engine import Engine
 from tests.support.flux2 import make_pipeline
 from tests.support.pages import PHOTO, hand_in, made_from, png, served
-from tests.support.visitor import box, figures, fill, make, more, press, says, unfold
+from tests.support.visitor import PATIENCE, box, figures, fill, make, more, press, says, unfold
 
 FILES = [png(PHOTO[:, ::turn].repeat(2, 0).repeat(2, 1)) for turn in (1, -1)]
 FILES += [png(PHOTO[::-1].repeat(2, 0).repeat(2, 1))]
@@ -57,6 +59,28 @@ def test_pictures_are_handed_in_one_behind_the_other_and_taken_away(tab):
     expect(shown).to_have_count(1)
     make(tab)
     assert made_from(tab, 1).references == [Input(drawn).name]
+
+
+@pytest.mark.slow("compiles an editing model's programs")
+def test_what_is_on_its_way_stays_away_after_the_pictures_are_taken_away(tab):
+    unfold(tab, "Settings")
+    settings = tab.locator("#settings-panel")
+    settings.locator(".handed").evaluate_all("all => all.map((each) => { each.open = true })")
+    field = settings.locator(".upload:has([name=reference])")
+    shown = field.locator("img:visible")
+    hand_in(tab, "drop", "#settings-panel .upload:has([name=reference])", FILES[0])
+    expect(shown).to_have_count(1)
+    held = []
+    tab.route("**/gradio_api/upload**", lambda route: held.append(route))
+    hand_in(tab, "drop", "#settings-panel .upload:has([name=reference])", FILES[1])
+    field.get_by_role("button", name="Remove").click()
+    expect(shown).to_have_count(0)
+    with tab.expect_response(re.compile("component_server"), timeout=PATIENCE):
+        held[0].continue_()
+    tab.unroute("**/gradio_api/upload**")
+    hand_in(tab, "drop", "#settings-panel .upload:has([name=reference])", FILES[2])
+    expect(shown).to_have_count(1)
+    assert settings.locator("[name=reference]").input_value() == NAMES[2]
 
 
 @pytest.mark.slow("compiles an editing model's programs")

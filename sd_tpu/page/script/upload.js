@@ -45,13 +45,20 @@ export async function read(file) {
 }
 
 /**
- * Lets a box, or all, use a picture.
+ * How often pictures were taken away, by where they were: what is on its way then stays away.
+ * @type {Record<string, number>}
+ */
+const removals = {};
+
+/**
+ * Lets a box, or all, use a picture, or none.
  * @param {Index} index
  * @param {string} name
  * @param {string} input
  */
 function put(index, name, input) {
     const settings = given(name, input);
+    if (!input) removals[`${index} ${name}`] = removalsOf(index, name) + 1;
     for (const each of Object.keys(settings)) delete state.incoming[`${index} ${each}`];
     if (index === undefined) {
         replace({ settings, own: overridesBesideAll(state.overrides, name) });
@@ -67,6 +74,11 @@ function put(index, name, input) {
     drawSoon(index);
 }
 
+/** @param {Index} index @param {string} name */
+function removalsOf(index, name) {
+    return removals[`${index} ${name}`] ?? 0;
+}
+
 /**
  * Lets a box, or all, use a picture once the server has it, unless something has been put there
  * since; returns whether it does.
@@ -76,11 +88,13 @@ function put(index, name, input) {
  */
 async function putWhen(taken, index, name) {
     const where = `${index} ${name}`;
+    const before = removalsOf(index, name);
     state.incoming[where] = taken;
     const { input } = await taken;
     // Several come one behind the other, and none in place of another that is on its way.
     const adds = takesSeveral(name) && state.references > 1;
-    if (!input || !(adds || state.incoming[where] === taken)) return false;
+    if (!input || removalsOf(index, name) !== before) return false;
+    if (!adds && state.incoming[where] !== taken) return false;
     const there = takesSeveral(name) ? valueFor(index, name) : "";
     put(index, name, withAnother(there, input, takesSeveral(name) ? state.references : 1));
     return true;
