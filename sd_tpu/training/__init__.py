@@ -1,0 +1,1 @@
+"""Teaching a model: LoRAs trained on a few pictures, by the networks that draw."""
