@@ -57,6 +57,13 @@ class AdaptedLinear(Linear):
     lora_A: nnx.Param
     lora_B: nnx.Param
 
+    @classmethod
+    def adapt(cls, layer: Any) -> None:
+        """Have a layer take factors; an abstract one alone, as nothing is computed."""
+        layer.__class__ = cls
+        layer.lora_A = nnx.Param(jax.ShapeDtypeStruct((layer.in_features, 1), jnp.float32))
+        layer.lora_B = nnx.Param(jax.ShapeDtypeStruct((1, layer.out_features), jnp.float32))
+
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
         """[..., inputs] -> [..., outputs]."""
         down, up = (each[...].astype(inputs.dtype) for each in (self.lora_A, self.lora_B))
@@ -70,13 +77,13 @@ def recomputing(kind: type[nnx.Module]) -> type[nnx.Module]:
     def call(self, *args, **kwargs):
         return jax.checkpoint(lambda: kind.__call__(self, *args, **kwargs))()
 
-    return type(kind)(f"Recomputing{kind.__name__}", (kind,), {"__call__": call})
+    return type(f"Recomputing{kind.__name__}", (kind,), {"__call__": call})
 
 
 class Layer(NamedTuple):
     """An adapted layer: its path in the parameters, its inputs and its outputs."""
 
-    path: tuple[str | int, ...]
+    path: tuple[Any, ...]
     inputs: int
     outputs: int
 
@@ -151,9 +158,7 @@ def _adapted(
         wanted = ATTENTION.fullmatch(name) or (feed_forward and FEED_FORWARD.fullmatch(name))
         if wanted and type(module) is Linear:
             layers[name] = Layer(path, module.in_features, module.out_features)
-            module.__class__ = AdaptedLinear
-            module.lora_A = nnx.Param(jax.ShapeDtypeStruct((module.in_features, 1), jnp.float32))
-            module.lora_B = nnx.Param(jax.ShapeDtypeStruct((1, module.out_features), jnp.float32))
+            AdaptedLinear.adapt(module)
         elif type(module) in BLOCKS:
             module.__class__ = recomputing(type(module))
     return nnx.graphdef(network), layers

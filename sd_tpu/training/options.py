@@ -1,0 +1,103 @@
+"""What may be chosen when a model is taught."""
+
+import dataclasses
+from typing import Any
+
+from sd_tpu.settings import RequestError
+from sd_tpu.training.pictures import KINDS, check_name
+
+OPTIMIZERS = {"adamw": 1e-4, "prodigy": 1.0}  # and their learning rates by default
+MAX_RANK, MAX_STEPS, MAX_BATCH = 128, 100_000, 256
+MAX_SEED = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run depends on beside the model and the pictures.
+
+    Attributes:
+        name: of what is taught: a word in captions and prompts.
+        kind: of it, one of KINDS.
+        steps: changes of the factors.
+        rank: of the factors, from 4.
+        learning_rate: at its highest; 0 is the optimizer's own.
+        optimizer: one of OPTIMIZERS.
+        batch: pictures that are looked at together, on all devices.
+        accumulate: batches that make a step.
+        caption_dropout: how often there is no caption, so that guidance goes on to work.
+        feed_forward: whether feed-forward layers are trained as well as attention.
+        text_encoders: whether the CLIP text encoders are trained as well.
+        seed: of everything random.
+    """
+
+    name: str
+    kind: str = "thing"
+    steps: int = 1000
+    rank: int = 16
+    learning_rate: float = 0.0
+    optimizer: str = "adamw"
+    batch: int = 1
+    accumulate: int = 1
+    caption_dropout: float = 0.05
+    feed_forward: bool = False
+    text_encoders: bool = False
+    seed: int = 0
+
+    @property
+    def highest_rate(self) -> float:
+        """The learning rate at its highest."""
+        return self.learning_rate or OPTIMIZERS[self.optimizer]
+
+    @property
+    def items(self) -> int:
+        """Pictures that make a step."""
+        return self.batch * self.accumulate
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0.
+
+        It warms up over a tenth of the run, 100 steps at most, and falls over the last quarter.
+        """
+        warmup = max(1, min(100, self.steps // 10))
+        left = (self.steps - step) / max(1, self.steps // 4)
+        return self.highest_rate * min(1, (step + 1) / warmup, left)
+
+    def check(self) -> None:
+        """Raise RequestError for a value that is not possible."""
+        check_name(self.name)
+        _one_of("kind", self.kind, KINDS)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        for name, least, most in (
+            ("steps", 1, MAX_STEPS),
+            ("rank", 4, MAX_RANK),
+            ("batch", 1, MAX_BATCH),
+            ("accumulate", 1, MAX_BATCH),
+            ("seed", 0, MAX_SEED),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value <= most:
+                raise RequestError(
+                    "{name} should be a whole number from {least} to {most}, not {value}.",
+                    name=name,
+                    least=least,
+                    most=most,
+                    value=value,
+                )
+        for name, most in (("learning_rate", 10.0), ("caption_dropout", 0.9)):
+            if not 0 <= getattr(self, name) <= most:
+                raise RequestError(
+                    "{name} should be a number from 0 to {most}, not {value}.",
+                    name=name,
+                    most=most,
+                    value=getattr(self, name),
+                )
+
+
+def _one_of(name: str, value: Any, known: Any) -> None:
+    if value not in known:
+        raise RequestError(
+            "There is no {name} {value}; there are {known}.",
+            name=name,
+            value=repr(value),
+            known=", ".join(known),
+        )

@@ -1,0 +1,159 @@
+"""A step of training, compiled once for a size: from a state and pictures to the next state.
+
+A run is a function of its step number alone: pictures, noise and timesteps are derived from it and
+the seed, so a run that was cut off anywhere and goes on gives what it would have given.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.runtime.compiler import compiler_options
+from sd_tpu.runtime.mesh import AXIS, REPLICATED
+from sd_tpu.sampling.schedule import Schedule
+from sd_tpu.training.encoding import Encoded
+from sd_tpu.training.factors import Adaptation
+from sd_tpu.training.losses import draw_time, loss
+from sd_tpu.training.options import Options
+
+Tree = Any
+State = dict[str, Any]  # "factors", "optimizer", "step"
+
+CLIPPED = 1.0  # norm of all gradients together, at most
+WEIGHT_DECAY = 0.01
+BATCHES = PartitionSpec(None, AXIS)  # of arrays [batches that make a step, pictures, ...]
+
+
+def make_optimizer(name: str) -> optax.GradientTransformation:
+    """Return an optimizer whose updates are yet to be multiplied by the learning rate.
+
+    Args:
+        name: "adamw" (Loshchilov and Hutter 2017, arXiv:1711.05101) or "prodigy" (Mishchenko and
+            Defazio 2023, arXiv:2306.06101), which finds a rate itself.
+    """
+    clip = optax.clip_by_global_norm(CLIPPED)
+    if name == "prodigy":
+        return optax.chain(clip, optax.contrib.prodigy(1.0, weight_decay=WEIGHT_DECAY))
+    return optax.chain(clip, optax.adamw(1.0, weight_decay=WEIGHT_DECAY))
+
+
+def first_state(adaptation: Adaptation, options: Options) -> State:
+    """Return the state before the first step."""
+    factors = adaptation.first(options.seed)
+    return {
+        "factors": factors,
+        "optimizer": make_optimizer(options.optimizer).init(factors),
+        "step": jnp.zeros((), jnp.int32),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """The pictures that steps draw from, by size."""
+
+    pictures: Sequence[Encoded]
+    options: Options
+
+    def batch(self, step: int) -> Tree:
+        """Return the pictures of a step, all of one size, with or without their captions.
+
+        A picture is as likely as any other, and is seen twice in a step only where there are too
+        few of its size. Leading axes are the batches that make a step, and their pictures.
+        """
+        options, rng = self.options, np.random.default_rng([self.options.seed, step])
+        first = int(rng.integers(len(self.pictures)))
+        shape = self.pictures[first].latents.shape
+        alike = [n for n, each in enumerate(self.pictures) if each.latents.shape == shape]
+        others = rng.permutation([n for n in alike if n != first])
+        chosen = np.resize([first, *others], options.items)
+        dropped = rng.random(options.items) < options.caption_dropout
+        items = [
+            {
+                "latents": self.pictures[n].latents,
+                "text": self.pictures[n].no_text if without else self.pictures[n].text,
+                "number": np.uint32(number),
+            }
+            for number, (n, without) in enumerate(zip(chosen, dropped, strict=True))
+        ]
+        lead = options.accumulate, options.batch
+        return jax.tree.map(lambda *x: np.stack(x).reshape(*lead, *np.shape(x[0])), *items)
+
+
+def make_step(
+    adaptation: Adaptation, schedule: Schedule, options: Options, mesh: Mesh, *, texts: bool = False
+) -> Callable[..., tuple[State, jax.Array]]:
+    """Return a jitted step: (state, params, batch, seed, rate) -> (state, loss).
+
+    It takes the state's memory for its own.
+
+    Args:
+        adaptation: of the model.
+        schedule: of the checkpoint.
+        options: of the run.
+        mesh: the devices over which the pictures of a batch are divided.
+        texts: whether text encoders are part of the step.
+    """
+    optimizer, model = make_optimizer(options.optimizer), adaptation.model
+
+    def encoded(params: Params, given: Tree) -> Tree:
+        if not texts:
+            return given
+        both = jax.vmap(partial(model.encode_prompt, params))(given)
+        return jax.tree.map(lambda x: x[:, -1], both)
+
+    def batch_loss(factors, params: Params, batch: Mapping[str, Any], key: jax.Array) -> jax.Array:
+        params = adaptation.applied(params, factors)
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))
+        for_noise, for_time = keys(batch["number"]).T
+        latents = batch["latents"]
+        noise = jax.vmap(lambda key: jax.random.normal(key, latents.shape[1:]))(for_noise)
+        times = jax.vmap(partial(draw_time, schedule))(for_time)
+        cond = encoded(params, batch["text"])
+        return loss(model, schedule, params, latents, cond, noise, times)
+
+    def step(state: State, params: Params, batches: Tree, seed: jax.Array, rate: jax.Array):
+        key = jax.random.fold_in(jax.random.key(seed), state["step"])
+        ask = jax.value_and_grad(batch_loss)
+
+        def add(sums, batch):
+            return jax.tree.map(jnp.add, sums, ask(state["factors"], params, batch, key)), None
+
+        nothing = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), state["factors"]))
+        # A loop's body would have one of a CPU's cores for much of it (decision 0007).
+        sums, _ = jax.lax.scan(add, nothing, batches, unroll=options.accumulate == 1)
+        means = jax.tree.map(lambda x: x / options.accumulate, sums)
+        value, gradients = jax.lax.pmean(means, AXIS)
+        updates, moments = optimizer.update(gradients, state["optimizer"], state["factors"])
+        updates = jax.tree.map(lambda update: rate * update, updates)
+        return {
+            "factors": optax.apply_updates(state["factors"], updates),
+            "optimizer": moments,
+            "step": state["step"] + 1,
+        }, value
+
+    # Written per device, as the partitioner would part what should stay whole.
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(REPLICATED, REPLICATED, BATCHES, REPLICATED, REPLICATED),
+        out_specs=REPLICATED,
+        check_vma=False,
+    )
+    platform = mesh.devices.flat[0].platform
+    return jax.jit(
+        mapped, donate_argnums=0, compiler_options=compiler_options(platform, model.dtype)
+    )
+
+
+def put_batch(batch: Tree, mesh: Mesh) -> Tree:
+    """Put a step's pictures on the devices that look at them."""
+    return jax.device_put(batch, NamedSharding(mesh, BATCHES))

@@ -1,0 +1,211 @@
+"""The loss of a step of teaching and the gradients of all factors, against PyTorch and peft."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft
+import pytest
+import torch
+from diffusers.training_utils import compute_snr
+
+from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.training.factors import Adaptation
+from sd_tpu.training.losses import loss
+from tests.support import flux, flux2, sd3, tiny, z_image
+
+RANK, BATCH, SIDE = 4, 2, 64
+
+
+def of_unet(network, x, t, cond):
+    """Call a UNet of PyTorch's."""
+    added = {name: cond[name] for name in ("text_embeds", "time_ids") if name in cond}
+    return network(x, t, cond["text"], added_cond_kwargs=added).sample
+
+
+def of_sd3(network, x, t, cond):
+    return network(x, cond["text"], cond["pooled"], t).sample
+
+
+def of_z_image(network, x, t, cond):
+    texts = [text[:count] for text, count in zip(cond["text"], cond["lengths"], strict=True)]
+    out = network(list(x[:, :, None]), 1 - t / 1000, texts).sample
+    return -torch.stack(list(out))[:, :, 0]
+
+
+def of_klein(network, x, t, cond):
+    batch, channels, height, width = x.shape
+    pipeline = diffusers.Flux2KleinPipeline
+    out = network(
+        hidden_states=x.reshape(batch, channels, -1).transpose(1, 2),
+        encoder_hidden_states=cond["text"],
+        timestep=t / 1000,
+        img_ids=pipeline._prepare_latent_ids(x)[:1],
+        txt_ids=pipeline._prepare_text_ids(cond["text"])[:1],
+    ).sample
+    return out.transpose(1, 2).reshape(batch, -1, height, width)
+
+
+def of_flux(network, x, t, cond):
+    batch, channels, height, width = x.shape
+    pipeline = diffusers.FluxPipeline
+    out = network(
+        hidden_states=pipeline._pack_latents(x, batch, channels, height, width),
+        encoder_hidden_states=cond["text"],
+        pooled_projections=cond["pooled"],
+        timestep=t / 1000,
+        img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", x.dtype),
+        txt_ids=torch.zeros(cond["text"].shape[1], 3),
+        guidance=cond["guidance"][:, 0] if cond["guidance"].ndim > 1 else cond["guidance"],
+    ).sample
+    return pipeline._unpack_latents(out, 8 * height, 8 * width, 8)
+
+
+def with_unet(layout: str) -> diffusers.DiffusionPipeline:
+    """Return a tiny pipeline whose UNet's signals keep their size, so that gradients do."""
+    pipeline = tiny.make_pipeline(layout, **tiny.SHALLOW[layout])
+    with torch.no_grad():
+        for name, parameter in pipeline.unet.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=parameter[0].numel() ** -0.5)
+            else:
+                parameter.normal_(mean=float(name.endswith("weight")), std=0.1)
+    return pipeline
+
+
+def v_prediction(folder):
+    pipeline = with_unet("sd1")
+    pipeline.scheduler = diffusers.DDIMScheduler(**tiny.COMMON, **tiny.V_PREDICTION)
+    return pipeline
+
+
+CASES: dict[str, tuple[Callable, Callable]] = {
+    "SD 1": (lambda folder: with_unet("sd1"), of_unet),
+    "SD 1, v": (v_prediction, of_unet),
+    "SDXL": (lambda folder: with_unet("sdxl"), of_unet),
+    "SD 3.5": (lambda folder: sd3.make_pipeline(folder, "SD 3.5 medium", t5=False), of_sd3),
+    "Z-Image": (lambda folder: z_image.make_pipeline(folder, shift=6.0), of_z_image),
+    "klein": (lambda folder: flux2.make_pipeline(folder, distilled=False), of_klein),
+    "FLUX.1": (lambda folder: flux.make_pipeline(folder, dev=True), of_flux),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory) -> SimpleNamespace:
+    """A checkpoint, PyTorch's network of it, and a batch of random latents with their texts."""
+    make, call = CASES[request.param]
+    folder = tmp_path_factory.mktemp("model")
+    pipeline = make(tmp_path_factory.mktemp("tokenizer"))
+    pipeline.save_pretrained(folder)
+    checkpoint, params = Checkpoint.from_pretrained(folder)
+    model, rng = checkpoint.model, np.random.default_rng(5)
+    prompts = ["a fox in the snow", "a zork"]
+    conds = []
+    for prompt in prompts:
+        inputs = checkpoint.prompt_inputs(prompt, height=SIDE, width=SIDE, guidance=1.0)
+        encode = jax.jit(model.for_inputs(inputs).encode_prompt)
+        conds.append(jax.tree.map(lambda x: x[-1], encode(params, inputs)))
+    shape = BATCH, *model.latent_shape(SIDE, SIDE)
+    flows = model.flow
+    return SimpleNamespace(
+        checkpoint=checkpoint,
+        params=params,
+        pipeline=pipeline,
+        call=call,
+        cond=jax.tree.map(lambda *x: jnp.stack(x), *conds),
+        latents=rng.standard_normal(shape, np.float32),
+        noise=rng.standard_normal(shape, np.float32),
+        indices=np.array([220, 911] if flows else [3, 741]),
+        flows=flows,
+    )
+
+
+def as_double(x) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(x))
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def answers(case, network) -> torch.Tensor:
+    """Return PyTorch's loss, as diffusers' scripts compute it.
+
+    In float64: SDXL's gradients in its float32 are off by nearly as much as is allowed for ours.
+    """
+    network.double()
+    latents, noise = (as_double(each).permute(0, 3, 1, 2) for each in (case.latents, case.noise))
+    cond = jax.tree.map(as_double, case.cond)
+    if case.flows:
+        config = {**case.pipeline.scheduler.config}
+        # Shifts that depend on the size are none in the scripts.
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_config(config)
+        sigmas = scheduler.sigmas[case.indices].reshape(-1, 1, 1, 1)
+        x = (1 - sigmas) * latents + sigmas * noise
+        out = case.call(network, x, scheduler.timesteps[case.indices], cond)
+        return torch.mean((out - (noise - latents)) ** 2)
+    scheduler = diffusers.DDPMScheduler.from_config(case.pipeline.scheduler.config)
+    t = torch.from_numpy(case.indices)
+    out = case.call(network, scheduler.add_noise(latents, noise, t), t, cond)
+    snr = compute_snr(scheduler, t)
+    weights = torch.clamp(snr, max=5.0)
+    if scheduler.config.prediction_type == "v_prediction":
+        wanted, weights = scheduler.get_velocity(latents, noise, t), weights / (snr + 1)
+    else:
+        wanted, weights = noise, weights / snr
+    errors = torch.nn.functional.mse_loss(out, wanted, reduction="none").mean(dim=(1, 2, 3))
+    return (errors * weights).mean()
+
+
+@pytest.mark.parametrize("feed_forward", [False, True], ids=["attention", "feed-forward too"])
+def test_loss_and_gradients_are_pytorchs(case, feed_forward):
+    checkpoint, part = case.checkpoint, case.checkpoint.model.denoiser
+    shapes = {part: checkpoint.parameters.shapes[part]}
+    adaptation = Adaptation.of(checkpoint.model, shapes, RANK, feed_forward=feed_forward)
+    rng = np.random.default_rng(7)
+    factors = jax.tree.map(
+        lambda x: rng.standard_normal(x.shape, np.float32) / len(x) ** 0.5, adaptation.first(0)
+    )
+    times = 1 - case.indices / 1000 if case.flows else case.indices
+
+    def ours(factors):
+        return loss(
+            adaptation.model,
+            checkpoint.schedule,
+            adaptation.applied(case.params, factors),
+            case.latents,
+            case.cond,
+            case.noise,
+            jnp.asarray(times, jnp.float32),
+        )
+
+    value, gradients = jax.jit(jax.value_and_grad(ours))(factors)
+
+    network = getattr(case.pipeline, part)
+    names = {name.removeprefix(f"{part}."): name for name in adaptation.layers}
+    network.add_adapter(
+        peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=[*names], init_lora_weights=False)
+    )
+    try:
+        adapted = {
+            name: module
+            for name, module in network.named_modules()
+            if isinstance(module, peft.tuners.lora.Linear)
+        }
+        assert adapted.keys() == names.keys()
+        with torch.no_grad():
+            for name, module in adapted.items():
+                for factor in "AB":
+                    weight = getattr(module, f"lora_{factor}")["default"].weight
+                    weight.copy_(torch.from_numpy(factors[names[name]][factor].T))
+        wanted = answers(case, network)
+        wanted.backward()
+        assert float(value) == pytest.approx(wanted.item(), rel=1e-5)
+        for name, module in adapted.items():
+            for factor in "AB":
+                gradient = getattr(module, f"lora_{factor}")["default"].weight.grad.numpy().T
+                found = np.asarray(gradients[names[name]][factor])
+                largest = np.abs(gradient).max()
+                assert np.abs(found - gradient).max() <= 1e-4 * largest, f"{name} {factor}"
+    finally:
+        network.delete_adapters("default")
