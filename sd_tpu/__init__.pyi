@@ -53,3 +53,7 @@ from .serving.scheduler import Busy as Busy
 from .settings import RANDOM as RANDOM
 from .settings import Picture as Picture
 from .settings import RequestError as RequestError
+from .training.teach import Estimate as Estimate
+from .training.teach import Lesson as Lesson
+from .training.teach import TeachingStopped as TeachingStopped
+from .training.teach import teach as teach

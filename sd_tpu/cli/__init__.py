@@ -1,4 +1,4 @@
-"""`python -m sd_tpu`: pictures into a folder, a journey between two, the devices, the samplers.
+"""`python -m sd_tpu`: pictures into a folder, a journey between two, LoRAs, devices, samplers.
 
 Each command is a module that adds its flags and says what is run. It is imported when it is asked
 for: what draws takes seconds to import.
@@ -15,6 +15,7 @@ from typing import NoReturn
 COMMANDS = {
     "generate": "make up to eight pictures in a folder",
     "journey": "make pictures on the way from one prompt or seed to another, and a movie",
+    "teach": "make a LoRA of a few pictures, so that a model draws what they show",
     "devices": "say what JAX finds to work on",
     "doctor": "say what is here to work with, and what is wrong and how to mend it",
     "samplers": "list the samplers and their spacings",

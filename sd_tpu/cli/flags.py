@@ -43,7 +43,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--variant", help="variant of the weight files, such as fp16")
     add(
         "--size",
-        type=_size,
+        type=size,
         metavar="WIDTHxHEIGHT",
         help="size of pictures that ask for none, such as 512x512 (default: the model's)",
     )
@@ -219,8 +219,8 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _size(text: str) -> tuple[int, int]:
-    """Height and width from "WIDTHxHEIGHT", or from one number for a square."""
+def size(text: str) -> tuple[int, int]:
+    """Parse height and width from "WIDTHxHEIGHT", or from one number for a square."""
     match = re.fullmatch(r"([0-9]{1,5})(?: *[xX×*] *([0-9]{1,5}))?", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} should be like 512x512, width first")

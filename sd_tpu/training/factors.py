@@ -123,6 +123,12 @@ class Adaptation:
         }
         return cls(dataclasses.replace(model, **graphs), layers, rank)
 
+    def with_model(self, model: Any) -> "Adaptation":
+        """Return the adaptation of a model that differs in the shapes of its inputs alone."""
+        parts = {name.partition(".")[0] for name in self.layers}
+        graphs: dict[str, Any] = {part: getattr(self.model, part) for part in parts}
+        return dataclasses.replace(self, model=dataclasses.replace(model, **graphs))
+
     def first(self, seed: jax.Array | int) -> Factors:
         """Draw the first factors: A from a normal distribution, B zero, so that nothing changes."""
         keys = jax.random.split(jax.random.key(seed), len(self.layers))
@@ -140,12 +146,6 @@ class Adaptation:
             its = factors[name]
             params = _inserted(params, layer.path, {"lora_A": its["A"], "lora_B": its["B"]})
         return params
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the factors."""
-        sides = sum(layer.inputs + layer.outputs for layer in self.layers.values())
-        return 4 * self.rank * sides
 
 
 def _adapted(

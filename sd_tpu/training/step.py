@@ -5,7 +5,7 @@ the seed, so a run that was cut off anywhere and goes on gives what it would hav
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import optax.contrib
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.runtime.compiler import compiler_options
@@ -90,7 +91,7 @@ class Pool:
 
 def make_step(
     adaptation: Adaptation, schedule: Schedule, options: Options, mesh: Mesh, *, texts: bool = False
-) -> Callable[..., tuple[State, jax.Array]]:
+) -> Wrapped:
     """Return a jitted step: (state, params, batch, seed, rate) -> (state, loss).
 
     It takes the state's memory for its own.
