@@ -362,6 +362,8 @@ def weighted(embeddings: jax.Array, weights: jax.Array) -> jax.Array:
     before = embeddings.astype(jnp.float32)
     after = before * weights[..., None]
     means = [x.mean((-2, -1), keepdims=True) for x in (before, after)]
-    restored = after * jnp.where(means[1] == 0, 1, means[0] / means[1])
+    zero = means[1] == 0  # by which nothing is divided, not even where it would not count: a
+    # gradient would be no number.
+    restored = after * jnp.where(zero, 1, means[0] / jnp.where(zero, 1, means[1]))
     neutral = (weights == 1).all(-1)[..., None, None]
     return jnp.where(neutral, embeddings, restored.astype(embeddings.dtype))

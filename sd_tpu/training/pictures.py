@@ -122,13 +122,15 @@ def words_of_name(stem: str) -> str:
 
 
 def captioned(text: str, name: str, kind: str) -> str:
-    """Return a caption of a text that names what is taught; the text as it is, if it does already.
+    """Return a caption of a text that names what is taught; the text itself where it does so.
 
     Args:
         text: what a picture shows; "" is no more than what is taught.
         name: of what is taught.
         kind: one of KINDS.
     """
+    if text.lower() == name.lower():
+        text = ""
     if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE):
         return text
     match kind:

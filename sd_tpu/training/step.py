@@ -52,7 +52,8 @@ def first_state(adaptation: Adaptation, options: Options) -> State:
     factors = adaptation.first(options.seed)
     return {
         "factors": factors,
-        "optimizer": make_optimizer(options.optimizer).init(factors),
+        # Some keep the first factors, whose memory a step would be given twice.
+        "optimizer": make_optimizer(options.optimizer).init(jax.tree.map(jnp.copy, factors)),
         "step": jnp.zeros((), jnp.int32),
     }
 
@@ -72,11 +73,25 @@ class Pool:
         """
         options, rng = self.options, np.random.default_rng([self.options.seed, step])
         first = int(rng.integers(len(self.pictures)))
-        shape = self.pictures[first].latents.shape
-        alike = [n for n, each in enumerate(self.pictures) if each.latents.shape == shape]
-        others = rng.permutation([n for n in alike if n != first])
+        others = rng.permutation([n for n in self._alike(first) if n != first]).astype(int)
         chosen = np.resize([first, *others], options.items)
-        dropped = rng.random(options.items) < options.caption_dropout
+        return self._stacked(chosen, rng.random(options.items) < options.caption_dropout)
+
+    def of_each_size(self) -> list[tuple[float, Tree]]:
+        """Return, for each size, its share of the pictures and a step's pictures of it."""
+        firsts = {each.latents.shape: n for n, each in reversed([*enumerate(self.pictures)])}
+        items = self.options.items
+        return [
+            (len(self._alike(n)) / len(self.pictures), self._stacked([n] * items, [False] * items))
+            for n in firsts.values()
+        ]
+
+    def _alike(self, first: int) -> list[int]:
+        """Return the numbers of all pictures of one's size."""
+        shape = self.pictures[first].latents.shape
+        return [n for n, each in enumerate(self.pictures) if each.latents.shape == shape]
+
+    def _stacked(self, chosen: Sequence[int], dropped: Sequence[bool]) -> Tree:
         items = [
             {
                 "latents": self.pictures[n].latents,
@@ -85,7 +100,7 @@ class Pool:
             }
             for number, (n, without) in enumerate(zip(chosen, dropped, strict=True))
         ]
-        lead = options.accumulate, options.batch
+        lead = self.options.accumulate, self.options.batch
         return jax.tree.map(lambda *x: np.stack(x).reshape(*lead, *np.shape(x[0])), *items)
 
 

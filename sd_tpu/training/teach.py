@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from safetensors.numpy import save
 
-from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError
+from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.weights import Params, opened
 from sd_tpu.families.checkpoint import Checkpoint, Parameters, bytes_of
 from sd_tpu.reading import composed, expanded
@@ -77,8 +77,8 @@ class TeachingStopped(KeyboardInterrupt):
 
 
 def teach(
-    model: str | Path = BUNDLED_MODEL,
-    pictures: str | Path = "pictures",
+    model: str | Path,
+    pictures: str | Path,
     *,
     name: str,
     kind: Literal["thing", "person", "style"] = "thing",
@@ -105,7 +105,7 @@ def teach(
     was stopped and resumed. Ctrl+C keeps what was done.
 
     Args:
-        model: a checkpoint's folder, file or hub id.
+        model: a checkpoint's folder, file or hub id; BUNDLED_MODEL is the bundled one's.
         pictures: a folder of 4 to 40, with captions in text files of the same names, if at all.
         name: the word for it in prompts, and what the file is called.
         kind: what it is, for captions that do not say it.
@@ -288,24 +288,24 @@ class _Run:
             adaptation, self.checkpoint.schedule, options, self.mesh, texts=options.text_encoders
         )
         seed, begun = np.uint32(options.seed), int(state["step"])
-        programs: dict[tuple[int, ...], Any] = {}
-
-        def program(batch: Any) -> Any:
-            shape = batch["latents"].shape
-            if shape not in programs:
-                on_event("Compiling, or loading what was compiled before ...")
-                programs[shape] = step.lower(state, params, batch, seed, np.float32(0)).compile()
-            return programs[shape]
-
-        if begun < options.steps:
-            batch = put_batch(pool.batch(begun), self.mesh)
-            on_event(self._estimate(program(batch), state, params, batch))
+        begins = [(share, put_batch(batch, self.mesh)) for share, batch in pool.of_each_size()]
+        on_event("Compiling, or loading what was compiled before ...")
+        programs = {
+            batch["latents"].shape: step.lower(state, params, batch, seed, np.float32(0)).compile()
+            for _, batch in begins
+        }
+        tried = [
+            (share, *_tried(programs[batch["latents"].shape], state, params, batch))
+            for share, batch in begins
+        ]
+        seconds = sum(share * seconds for share, seconds, _ in tried)
+        on_event(Estimate((options.steps - begun) * seconds, max(size for _, _, size in tried)))
         saved = reported = resumed = time.monotonic()
         smoothed, losses = math.nan, []
         with _interruptible() as asked:
             for number in range(begun, options.steps):
                 batch = put_batch(pool.batch(number), self.mesh)
-                take = program(batch)
+                take = programs[batch["latents"].shape]
                 state, value = take(state, params, batch, seed, np.float32(options.rate(number)))
                 losses.append(value)
                 now = time.monotonic()
@@ -322,17 +322,6 @@ class _Run:
                     self._save(state)
                     saved = time.monotonic()
         return state
-
-    def _estimate(self, program: Any, state: State, params: Params, batch: Any) -> Estimate:
-        """Try a step, whose result is dropped."""
-        left = self.options.steps - int(state["step"])
-        copied = jax.tree.map(lambda x: x.copy(), state)
-        begun = time.monotonic()
-        jax.block_until_ready(program(copied, params, batch, np.uint32(0), np.float32(0)))
-        seconds = time.monotonic() - begun
-        memory = program.memory_analysis()
-        temporary = getattr(memory, "temp_size_in_bytes", 0)
-        return Estimate(left * seconds, temporary + bytes_of((state, params, batch)))
 
     # --- what is kept ---------------------------------------------------------------------------
 
@@ -390,6 +379,16 @@ class _Run:
             "ss_seed": str(options.seed),
             "sd_tpu": json.dumps({**self.identity, "captions": count}, sort_keys=True),
         }
+
+
+def _tried(program: Any, state: State, params: Params, batch: Any) -> tuple[float, int]:
+    """Try a step, whose result is dropped: the seconds that it takes, and a device's bytes."""
+    copied = jax.tree.map(lambda x: x.copy(), state)
+    begun = time.monotonic()
+    jax.block_until_ready(program(copied, params, batch, np.uint32(0), np.float32(0)))
+    seconds = time.monotonic() - begun
+    temporary = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
+    return seconds, temporary + bytes_of((state, params, batch))
 
 
 def _smoothed(before: float, losses: list[float]) -> float:

@@ -1,0 +1,403 @@
+"""Teaching from a folder of pictures to a LoRA's file, on tiny checkpoints."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from PIL import Image
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from sd_tpu import BUNDLED_MODEL, CheckpointError, Engine, RequestError, TeachingStopped, teach
+from sd_tpu.training import teach as module
+from sd_tpu.training.options import Options
+from sd_tpu.training.pictures import bucket, captioned, read_examples, words_of_name
+from sd_tpu.training.step import Pool
+from sd_tpu.training.teach import Estimate, Lesson
+from tests.support.command import run
+from tests.support.reference import make_torch_pipeline
+
+HOW = dict(name="zork", steps=6, rank=4, learning_rate=0.01, size=(64, 64))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """Five pictures of two shapes, one with a caption."""
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(5):
+        size = (48, 80, 3) if number == 4 else (64, 64, 3)
+        pixels = rng.integers(0, 255, size, np.uint8)
+        Image.fromarray(pixels).save(folder / f"zork {number}.png")
+    (folder / "zork 2.txt").write_text("a zork on a hill")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squares(pictures, tmp_path_factory) -> Path:
+    """Those of one shape, for which one program is compiled."""
+    folder = tmp_path_factory.mktemp("squares") / "pictures"
+    shutil.copytree(pictures, folder)
+    (folder / "zork 4.png").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def taught(checkpoints, squares, tmp_path_factory) -> Path:
+    """The LoRA of a run on one device."""
+    out = tmp_path_factory.mktemp("taught") / "zork.safetensors"
+    return teach(checkpoints["sd1"], squares, out=out, devices=1, **HOW)
+
+
+def test_the_same_seed_gives_the_same_file_and_another_another(
+    checkpoints, squares, taught, tmp_path
+):
+    again = teach(checkpoints["sd1"], squares, out=tmp_path / "a.safetensors", devices=1, **HOW)
+    assert again.read_bytes() == taught.read_bytes()
+    other = {**HOW, "seed": 1}
+    differs = teach(checkpoints["sd1"], squares, out=tmp_path / "b.safetensors", devices=1, **other)
+    assert load_file(differs).keys() == load_file(taught).keys()
+    assert differs.read_bytes() != taught.read_bytes()
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_file(
+    checkpoints, squares, taught, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "SAVED_SECONDS", 0)
+    monkeypatch.setattr(module, "REPORTED_SECONDS", 0)
+    out = tmp_path / "zork.safetensors"
+
+    def killed(event):
+        if isinstance(event, Lesson) and event.step == 4:
+            raise MemoryError
+
+    arguments = dict(out=out, devices=1, **HOW)
+    with pytest.raises(MemoryError):
+        teach(checkpoints["sd1"], squares, on_event=killed, **arguments)
+    assert not out.exists()
+    with pytest.raises(RequestError, match="go on with --resume"):
+        teach(checkpoints["sd1"], squares, **arguments)
+    with pytest.raises(RequestError, match="its rank was 4, and is 8 now"):
+        teach(checkpoints["sd1"], squares, resume=True, **{**arguments, "rank": 8})
+    steps = []
+    teach(
+        checkpoints["sd1"],
+        squares,
+        resume=True,
+        on_event=lambda event: isinstance(event, Lesson) and steps.append(event.step),
+        **arguments,
+    )
+    assert steps[0] == 4
+    assert out.read_bytes() == taught.read_bytes()
+    assert [*tmp_path.iterdir()] == [out]
+
+
+def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(
+    checkpoints, squares, taught, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "REPORTED_SECONDS", 0)
+    out = tmp_path / "zork.safetensors"
+
+    def interrupt(event):
+        if isinstance(event, Lesson) and event.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TeachingStopped, match="Stopped after step 2") as stopped:
+        teach(checkpoints["sd1"], squares, out=out, devices=1, on_event=interrupt, **HOW)
+    assert stopped.value.file == tmp_path / "zork.teaching"
+    changed = tmp_path / "pictures"
+    shutil.copytree(squares, changed)
+    (changed / "zork 1.txt").write_text("a zork in the sea")
+    with pytest.raises(RequestError, match="pictures or their captions have changed"):
+        teach(checkpoints["sd1"], changed, out=out, devices=1, resume=True, **HOW)
+    teach(checkpoints["sd1"], squares, out=out, devices=1, resume=True, **HOW)
+    assert out.read_bytes() == taught.read_bytes()
+
+
+def test_eight_devices_teach_as_one_and_batches_that_make_a_step_as_one_batch(
+    checkpoints, squares, tmp_path
+):
+    how = {**HOW, "steps": 3, "optimizer": "prodigy", "caption_dropout": 0.4}
+    found = [
+        load_file(
+            teach(
+                checkpoints["sd1"],
+                squares,
+                out=tmp_path / f"{number}.safetensors",
+                **{**how, **different},
+            )
+        )
+        for number, different in enumerate(
+            (
+                dict(devices=1, batch=8),
+                dict(devices=8, batch=8),
+                dict(devices=2, batch=4, accumulate=2),
+            )
+        )
+    ]
+    for other in found[1:]:
+        for name, factor in found[0].items():
+            np.testing.assert_allclose(other[name], factor, atol=1e-4 * np.abs(factor).max())
+
+
+def test_the_file_says_what_was_taught_and_how(taught):
+    with safe_open(taught, framework="np") as file:
+        metadata = file.metadata()
+        names = [*file.keys()]
+    assert metadata["ss_output_name"] == "zork"
+    assert metadata["ss_network_dim"] == metadata["ss_network_alpha"] == "4"
+    told = json.loads(metadata["sd_tpu"])
+    assert told["steps"] == 6 and told["captions"] == 4 and told["learning_rate"] == 0.01
+    assert "/" not in told["model"]
+    assert all(name.startswith("unet.") and ".attn" in name for name in names)
+
+
+@pytest.mark.parametrize("layout", ["sd1", "sd2"])
+@pytest.mark.slow("draws with PyTorch and compiles a step and the programs that draw")
+def test_diffusers_draws_with_the_file_as_the_engine_does(checkpoints, pictures, tmp_path, layout):
+    how = {**HOW, "learning_rate": 0.05, "feed_forward": True, "text_encoders": True}
+    file = teach(checkpoints[layout], pictures, out=tmp_path / "zork.safetensors", devices=1, **how)
+    assert any(name.startswith("text_encoder.") for name in load_file(file))
+    pipeline = make_torch_pipeline(layout)
+    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    pipeline.set_progress_bar_config(disable=True)
+    latents = np.array(jax.random.normal(jax.random.PRNGKey(3), (4, 16, 16)))
+
+    def by_pytorch() -> np.ndarray:
+        return pipeline(
+            "a zork",
+            latents=torch.from_numpy(latents)[None],
+            num_inference_steps=4,
+            guidance_scale=3.0,
+            output_type="np",
+        ).images[0]
+
+    before = by_pytorch()
+    pipeline.load_lora_weights(str(tmp_path), weight_name=file.name)
+    wanted = np.round(255 * by_pytorch())
+    assert np.abs(wanted - 255 * before).mean() > 2
+    with Engine.open(checkpoints[layout], devices=1, lora_dir=tmp_path) as engine:
+        (picture,) = engine.draw(
+            "a zork <lora:zork:1>",
+            seed=3,
+            steps=4,
+            guidance=3.0,
+            sampler="ddim",
+            width=wanted.shape[1],
+            height=wanted.shape[0],
+        )
+    assert (np.abs(np.asarray(picture) - wanted) <= 2).mean() >= 0.995
+
+
+# --- pictures and captions ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stem", "words"),
+    [
+        ("zork_on-a beach (3)", "zork on a beach"),
+        ("IMG_20261128", ""),
+        ("DSC0012 sunset", "sunset"),
+        ("猫", "猫"),
+        ("07", ""),
+    ],
+)
+def test_a_files_name_says_what_it_shows_unless_a_camera_gave_it(stem, words):
+    assert words_of_name(stem) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "caption"),
+    [
+        ("", "thing", "a zork"),
+        ("Zork", "thing", "a zork"),
+        ("on a beach", "thing", "a zork, on a beach"),
+        ("two ZORKs", "thing", "a zork, two ZORKs"),
+        ("two red zork", "thing", "two red zork"),
+        ("on a beach", "person", "zork, on a beach"),
+        ("", "person", "zork"),
+        ("a house", "style", "a house in the style of zork"),
+        ("", "style", "in the style of zork"),
+    ],
+)
+def test_captions_name_what_is_taught(text, kind, caption):
+    assert captioned(text, "zork", kind) == caption
+
+
+@pytest.mark.parametrize(
+    ("shown", "size"),
+    [
+        ((1000, 1000), (512, 512)),
+        ((1100, 1000), (512, 512)),
+        ((1200, 900), (448, 576)),
+        ((900, 1200), (576, 448)),
+        ((3000, 500), (320, 704)),
+    ],
+)
+def test_pictures_are_looked_at_in_the_nearest_of_five_shapes(shown, size):
+    assert bucket(shown, (512, 512), 64) == size
+
+
+def test_captions_come_from_text_files_first(pictures):
+    examples = read_examples(pictures, "zork", "thing", (64, 64), 16)
+    assert [each.caption for each in examples] == ["a zork"] * 2 + ["a zork on a hill"] + [
+        "a zork"
+    ] * 2
+    assert examples[4].size != examples[0].size == (64, 64)
+    assert examples[4].pixels().shape == (*examples[4].size, 3)
+
+
+def test_pictures_of_a_step_are_of_one_size_and_each_is_as_likely():
+    from sd_tpu.training.encoding import Encoded
+
+    def encoded(number: int) -> Encoded:
+        side = 4 if number == 3 else 8
+        latents = np.full((side, side, 1), number, np.float32)
+        return Encoded(latents, np.float32(1), np.float32(0))
+
+    options = Options(name="zork", batch=2, caption_dropout=0.25)
+    pool = Pool([encoded(number) for number in range(4)], options)
+    seen, with_text = np.zeros(4), []
+    for step in range(400):
+        batch = pool.batch(step)
+        numbers = batch["latents"][0, :, 0, 0, 0].astype(int)
+        assert batch["number"].tolist() == [[0, 1]]
+        assert (3 in numbers) == (numbers.tolist() == [3, 3])
+        assert 3 in numbers or numbers[0] != numbers[1]
+        np.add.at(seen, numbers, 1)
+        with_text += batch["text"].ravel().tolist()
+    assert seen.min() > 150 and seen.max() < 250
+    assert 0.7 < np.mean(with_text) < 0.8
+
+
+# --- what cannot be taught ----------------------------------------------------------------------
+
+
+def refused(checkpoint, folder: Path, tmp_path: Path, **changes) -> str:
+    with pytest.raises((RequestError, CheckpointError)) as caught:
+        teach(checkpoint, folder, **{"out": tmp_path / "z.safetensors", **HOW, **changes})
+    message = str(caught.value)
+    assert "\n" not in message and message.endswith(".")
+    assert not (tmp_path / "z.safetensors").exists()
+    return message
+
+
+def copies(pictures: Path, folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        shutil.copy(pictures / "zork 0.png", folder / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 41, 500])
+def test_too_few_and_too_many_pictures_are_refused(checkpoints, pictures, tmp_path, count):
+    folder = copies(pictures, tmp_path / "some", count)
+    message = refused(checkpoints["sd1"], folder, tmp_path)
+    assert f"There are {count} pictures" in message and "4 to 40" in message
+
+
+def test_a_text_file_called_png_is_refused(checkpoints, pictures, tmp_path):
+    folder = copies(pictures, tmp_path / "some", 5)
+    (folder / "3.png").write_text("this is a text")
+    assert "3.png is in no format that is read here" in refused(
+        checkpoints["sd1"], folder, tmp_path
+    )
+
+
+def test_a_caption_in_another_encoding_is_refused(checkpoints, pictures, tmp_path):
+    folder = copies(pictures, tmp_path / "some", 5)
+    (folder / "3.txt").write_bytes("ein grüner Zork".encode("latin-1"))
+    assert "3.txt is no text in UTF-8" in refused(checkpoints["sd1"], folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(name="a/b"), "cannot be the name"),
+        (dict(name="../zork"), "cannot be the name"),
+        (dict(name=""), "cannot be the name"),
+        (dict(name="<zork>"), "cannot be the name"),
+        (dict(rank=2), "rank should be a whole number from 4 to 128"),
+        (dict(rank=256), "rank should be a whole number from 4 to 128"),
+        (dict(steps=0), "steps should be"),
+        (dict(kind="animal"), "There is no kind 'animal'; there are thing, person, style"),
+        (dict(optimizer="sgd"), "There is no optimizer 'sgd'"),
+        (dict(batch=3, devices=2), "A batch of 3 pictures cannot be divided over 2 devices"),
+        (dict(learning_rate=float("nan")), "learning_rate should be"),
+        (dict(resume=True), "There is no run to resume"),
+        (dict(out="zork.bin"), "should end in .safetensors"),
+        (dict(out="no/such/folder/zork.safetensors"), "There is no folder"),
+    ],
+)
+def test_what_is_not_possible_is_a_sentence(checkpoints, pictures, tmp_path, changes, sentence):
+    assert sentence in refused(checkpoints["sd1"], pictures, tmp_path, **changes)
+
+
+def test_a_name_that_is_taken_is_refused(checkpoints, pictures, taught):
+    before = taught.read_bytes()
+    with pytest.raises(RequestError, match="The name is taken"):
+        teach(checkpoints["sd1"], pictures, out=taught, **HOW)
+    assert taught.read_bytes() == before
+
+
+def test_distilled_models_are_refused_with_what_to_teach_instead(checkpoints, pictures, tmp_path):
+    folder = tmp_path / "sd-turbo"
+    shutil.copytree(checkpoints["sd1"], folder)
+    message = refused(folder, pictures, tmp_path)
+    assert "distilled" in message and "Teach the model that it was distilled from" in message
+    plain = tmp_path / "quick"
+    shutil.copytree(checkpoints["sd1"], plain)
+    (plain / "sd_tpu.json").write_text('{"name": "quick", "steps": 4, "guidance": 0}')
+    assert "distilled" in refused(plain, pictures, tmp_path)
+    scheduler = plain / "scheduler" / "scheduler_config.json"
+    config = json.loads(scheduler.read_text())
+    (plain / "sd_tpu.json").unlink()
+    scheduler.write_text(json.dumps({**config, "prediction_type": "sample"}))
+    assert "predicts pictures" in refused(plain, pictures, tmp_path)
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_the_command_tells_time_and_memory_progress_and_the_file(
+    checkpoints, squares, taught, tmp_path
+):
+    out = tmp_path / "zork.safetensors"
+    flags = "--name zork --steps 6 --rank 4 --learning-rate 0.01 --size 64 --devices 1".split()
+    places = ["--model", checkpoints["sd1"], "--pictures", squares, "--out", out]
+    code, told, err = run("teach", *flags, *places)
+    assert code == 0 and told.splitlines() == [str(out)]
+    assert "4 pictures, looked at as" in err and "GB on each device" in err
+    assert "Step 6 of 6, loss " in err
+    assert out.read_bytes() == taught.read_bytes()
+    code, _, err = run("teach", *flags, *places)
+    assert code == 2 and "The name is taken" in err
+
+
+def test_an_estimate_comes_before_the_first_step(checkpoints, pictures, tmp_path):
+    events = []
+    teach(
+        checkpoints["sd1"],
+        pictures,
+        out=tmp_path / "z.safetensors",
+        devices=1,
+        on_event=events.append,
+        **HOW,
+    )
+    kinds = [type(event) for event in events]
+    assert kinds.index(Estimate) < kinds.index(Lesson)
+    assert events[kinds.index(Estimate)].bytes > 1 << 16
+    assert events[-1].step == events[-1].steps == 6
+
+
+@pytest.mark.slow("compiles a step of the bundled model")
+def test_the_bundled_model_is_taught(pictures, tmp_path):
+    how = {**HOW, "size": None}
+    file = teach(BUNDLED_MODEL, pictures, out=tmp_path / "z.safetensors", devices=1, **how)
+    assert all(np.isfinite(each).all() for each in load_file(file).values())
