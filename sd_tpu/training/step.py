@@ -74,8 +74,9 @@ class Pool:
         options, rng = self.options, np.random.default_rng([self.options.seed, step])
         first = int(rng.integers(len(self.pictures)))
         others = rng.permutation([n for n in self._alike(first) if n != first]).astype(int)
-        chosen = np.resize([first, *others], options.items)
-        return self._stacked(chosen, rng.random(options.items) < options.caption_dropout)
+        chosen = np.resize([first, *others], options.items).tolist()
+        dropped = rng.random(options.items) < options.caption_dropout
+        return self._stacked(chosen, dropped.tolist())
 
     def of_each_size(self) -> list[tuple[float, Tree]]:
         """Return, for each size, its share of the pictures and a step's pictures of it."""

@@ -967,7 +967,7 @@ def test_what_only_asks_for_devices_imports_nothing_that_draws():
     assert told.splitlines()[-1] == "set()", told
 
 
-@pytest.mark.parametrize("command", ["generate", "journey"])
+@pytest.mark.parametrize("command", ["generate", "journey", "teach"])
 def test_what_is_wrong_with_flags_is_said_before_what_draws_is_imported(command):
     program = (
         "import contextlib, sys; from sd_tpu import cli\n"

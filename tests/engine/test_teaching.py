@@ -55,6 +55,7 @@ def taught(checkpoints, squares, tmp_path_factory) -> Path:
     return teach(checkpoints["sd1"], squares, out=out, devices=1, **HOW)
 
 
+@pytest.mark.slow("trains twice")
 def test_the_same_seed_gives_the_same_file_and_another_another(
     checkpoints, squares, taught, tmp_path
 ):
@@ -66,6 +67,7 @@ def test_the_same_seed_gives_the_same_file_and_another_another(
     assert differs.read_bytes() != taught.read_bytes()
 
 
+@pytest.mark.slow("trains three times")
 def test_a_run_that_was_killed_goes_on_to_the_same_file(
     checkpoints, squares, taught, tmp_path, monkeypatch
 ):
@@ -98,6 +100,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_file(
     assert [*tmp_path.iterdir()] == [out]
 
 
+@pytest.mark.slow("trains twice")
 def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(
     checkpoints, squares, taught, tmp_path, monkeypatch
 ):
@@ -120,6 +123,7 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(
     assert out.read_bytes() == taught.read_bytes()
 
 
+@pytest.mark.slow("compiles a step three times, of several devices twice")
 def test_eight_devices_teach_as_one_and_batches_that_make_a_step_as_one_batch(
     checkpoints, squares, tmp_path
 ):
@@ -165,7 +169,9 @@ def test_diffusers_draws_with_the_file_as_the_engine_does(checkpoints, pictures,
     file = teach(checkpoints[layout], pictures, out=tmp_path / "zork.safetensors", devices=1, **how)
     assert any(name.startswith("text_encoder.") for name in load_file(file))
     pipeline = make_torch_pipeline(layout)
-    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    pipeline.scheduler = DDIMScheduler.from_config(
+        pipeline.scheduler.config, clip_sample=False, set_alpha_to_one=False
+    )
     pipeline.set_progress_bar_config(disable=True)
     latents = np.array(jax.random.normal(jax.random.PRNGKey(3), (4, 16, 16)))
 
@@ -365,6 +371,7 @@ def test_distilled_models_are_refused_with_what_to_teach_instead(checkpoints, pi
 # --- the command --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("trains and encodes in a process that has done neither")
 def test_the_command_tells_time_and_memory_progress_and_the_file(
     checkpoints, squares, taught, tmp_path
 ):
@@ -380,6 +387,7 @@ def test_the_command_tells_time_and_memory_progress_and_the_file(
     assert code == 2 and "The name is taken" in err
 
 
+@pytest.mark.slow("compiles a step for two shapes")
 def test_an_estimate_comes_before_the_first_step(checkpoints, pictures, tmp_path):
     events = []
     teach(
