@@ -1,19 +1,16 @@
 """`python -m sd_tpu teach`: a LoRA from a folder of pictures."""
 
 import argparse
-import math
-import shlex
 import sys
 from pathlib import Path
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.cli import INTERRUPTED
 from sd_tpu.cli.devices import add_devices_flag, find_devices
 from sd_tpu.cli.drawing import ProgressLine
 from sd_tpu.cli.flags import positive, size
 from sd_tpu.training.options import MAX_RANK, OPTIMIZERS, Options
 from sd_tpu.training.pictures import FEWEST, KINDS, MOST
-
-INTERRUPTED = 130  # what a shell reports of a program that Ctrl+C ended
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"of the factors, how much can be learned: 4 to {MAX_RANK} (default: %(default)s)",
     )
     rates = ", ".join(f"{rate:g} with {name}" for name, rate in OPTIMIZERS.items())
-    add("--learning-rate", type=_rate, metavar="X", help=f"at its highest (default: {rates})")
+    add("--learning-rate", type=float, metavar="X", help=f"at its highest (default: {rates})")
     add(
         "--optimizer",
         choices=[*OPTIMIZERS],
@@ -89,7 +86,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--caption-dropout",
-        type=_rate,
+        type=float,
         default=Options.caption_dropout,
         metavar="X",
         help="how often a caption is left out (default: %(default)s)",
@@ -102,16 +99,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="of the model; the factors are float32 (default: float32 on CPU, bfloat16 elsewhere)",
     )
     add_devices_flag(parser)
-
-
-def _rate(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a number above 0")
-    return number
 
 
 def _teach(args: argparse.Namespace) -> int:
@@ -137,11 +124,7 @@ def _teach(args: argparse.Namespace) -> int:
         file = teach(**values, on_event=show)
     except TeachingStopped as stopped:
         line.keep()
-        again = [each for each in sys.argv[1:] if each != "--resume"]
-        print(
-            f"{stopped} Go on with: python -m sd_tpu {shlex.join([*again, '--resume'])}",
-            file=sys.stderr,
-        )
+        print(f"{stopped} Go on with the same command and --resume.", file=sys.stderr)
         return INTERRUPTED
     line.keep()
     print(file, flush=True)

@@ -1,4 +1,4 @@
-"""What a network is trained to predict at a noise level, and how much that counts."""
+"""Losses: a network's answers at a noise level against those wanted, and their weights."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What may be chosen when a model is taught."""
+"""Options of teaching, and their bounds."""
 
 import dataclasses
 from typing import Any
@@ -8,19 +8,20 @@ from sd_tpu.training.pictures import KINDS, check_name
 
 OPTIMIZERS = {"adamw": 1e-4, "prodigy": 1.0}  # and their learning rates by default
 MAX_RANK, MAX_STEPS, MAX_BATCH = 128, 100_000, 256
+MAX_RATE, MAX_DROPOUT = 10.0, 0.9
 MAX_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run depends on beside the model and the pictures.
+    """Options of a run, on which its result depends beside the model and the pictures.
 
     Attributes:
         name: of what is taught: a word in captions and prompts.
         kind: of it, one of KINDS.
         steps: changes of the factors.
         rank: of the factors, from 4.
-        learning_rate: at its highest; 0 is the optimizer's own.
+        learning_rate: at its highest; None is the optimizer's own.
         optimizer: one of OPTIMIZERS.
         batch: pictures that are looked at together, on all devices.
         accumulate: batches that make a step.
@@ -34,7 +35,7 @@ class Options:
     kind: str = "thing"
     steps: int = 1000
     rank: int = 16
-    learning_rate: float = 0.0
+    learning_rate: float | None = None
     optimizer: str = "adamw"
     batch: int = 1
     accumulate: int = 1
@@ -46,7 +47,7 @@ class Options:
     @property
     def highest_rate(self) -> float:
         """The learning rate at its highest."""
-        return self.learning_rate or OPTIMIZERS[self.optimizer]
+        return OPTIMIZERS[self.optimizer] if self.learning_rate is None else self.learning_rate
 
     @property
     def items(self) -> int:
@@ -83,13 +84,16 @@ class Options:
                     most=most,
                     value=value,
                 )
-        for name, most in (("learning_rate", 10.0), ("caption_dropout", 0.9)):
-            if not 0 <= getattr(self, name) <= most:
+        for name, value, most in (
+            ("learning_rate", self.highest_rate, MAX_RATE),
+            ("caption_dropout", self.caption_dropout, MAX_DROPOUT),
+        ):
+            if not 0 <= value <= most:
                 raise RequestError(
                     "{name} should be a number from 0 to {most}, not {value}.",
                     name=name,
                     most=most,
-                    value=getattr(self, name),
+                    value=value,
                 )
 
 

@@ -167,7 +167,9 @@ def make_step(
     )
     platform = mesh.devices.flat[0].platform
     return jax.jit(
-        mapped, donate_argnums=0, compiler_options=compiler_options(platform, model.dtype)
+        mapped,
+        donate_argnums=0,
+        compiler_options=compiler_options(platform, model.dtype, advance=True),
     )
 
 

@@ -39,7 +39,7 @@ TRAINING = "training"  # what a run's file says of it
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a run takes, by a step that was tried.
+    """Time and memory of a run, by steps that were tried.
 
     Attributes:
         seconds: for all steps that are left.
@@ -97,7 +97,7 @@ def teach(
     text_encoders: bool = False,
     devices: int | None = None,
     dtype: str | None = None,
-    on_event: Callable[[str | Estimate | Lesson], None] = lambda event: None,
+    on_event: Callable[[str | Estimate | Lesson], None] | None = None,
 ) -> Path:
     """Teach a model what pictures show, and write a LoRA.
 
@@ -136,13 +136,14 @@ def teach(
         CheckpointError: the model cannot be read or taught.
         TeachingStopped: by Ctrl+C, in the main thread.
     """
+    tell = on_event or (lambda event: None)
     mesh = make_mesh(devices)
     options = Options(
         name=composed(name).strip(),
         kind=kind,
         steps=steps,
         rank=rank,
-        learning_rate=learning_rate or 0.0,
+        learning_rate=learning_rate,
         optimizer=optimizer,
         batch=mesh.size if batch is None else batch,
         accumulate=accumulate,
@@ -162,14 +163,14 @@ def teach(
     _check_file(file, resume)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     dtype = dtype or ("float32" if on_cpu else "bfloat16")
-    on_event(f"Reading {model} ...")
+    tell(f"Reading {model} ...")
     checkpoint = Checkpoint.open(model, dtype=dtype)
     check_teachable(checkpoint, str(model), text_encoders=text_encoders)
     unit = checkpoint.model.size_unit
     shown_size = _rounded(size, unit) if size else checkpoint.default_size
     examples = read_examples(Path(pictures), options.name, kind, shown_size, unit)
     run = _Run(checkpoint, options, mesh, file, _identity(model, dtype, options, examples))
-    return run.finished(examples, resume, on_event)
+    return run.finished(examples, resume, tell)
 
 
 def _rounded(size: tuple[int, int], unit: int) -> tuple[int, int]:
@@ -269,8 +270,9 @@ class _Run:
         )
         if enlarged := sum(each.enlarged for each in examples):
             on_event(f"{enlarged} of them are smaller than that, and enlarged.")
-        denoiser = self.checkpoint.model.denoiser
-        parts = [part for part in self.checkpoint.parameters.shapes if part != denoiser]
+        model = self.checkpoint.model
+        others = [part for part in self.checkpoint.parameters.shapes if part != model.denoiser]
+        parts = [model.autoencoder] if self.options.text_encoders else others
         params = self._parameters(parts).load(
             jax.sharding.SingleDeviceSharding(self.mesh.devices.flat[0])
         )

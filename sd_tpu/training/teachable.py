@@ -8,7 +8,9 @@ from sd_tpu.families.clip_model import ClipModel
 from sd_tpu.training.losses import check_schedule
 
 FEW_STEPS = 10  # at most, without guidance: what models do that were distilled into few steps
-DISTILLED = re.compile(r"turbo|lightning|schnell|lcm|hyper|distilled|dmd", re.IGNORECASE)
+DISTILLED = re.compile(
+    r"turbo|lightning|schnell|hyper-?sd|dmd2|(?<![a-z])lcm(?![a-z])", re.IGNORECASE
+)
 
 
 def check_teachable(checkpoint: Checkpoint, name: str, *, text_encoders: bool) -> None:
