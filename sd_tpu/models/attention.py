@@ -114,8 +114,9 @@ def chunked(
             out = product(p.astype(v.dtype), v)
             return (out[:, :-1] / out[:, -1:]).astype(q.dtype)
 
+        # For a gradient scores are computed again: all chunks' take memory as the plain form's do.
         chunks = jnp.pad(q, ((0, filled), (0, 0))).reshape(-1, step, size)
-        return lax.map(chunk, chunks).reshape(-1, size)[:queries]
+        return lax.map(jax.checkpoint(chunk), chunks).reshape(-1, size)[:queries]
 
     counts = None if keys is None else jnp.repeat(keys, heads)
     out = lax.map(head, (apart(q), apart(k).swapaxes(1, 2), v, counts))
