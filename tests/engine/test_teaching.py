@@ -16,11 +16,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from sd_tpu import BUNDLED_MODEL, CheckpointError, Engine, RequestError, TeachingStopped, teach
+from sd_tpu.checkpoint.adapters import changed_by_lora
+from sd_tpu.checkpoint.weights import shapes as shapes_of
+from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.training import teach as module
 from sd_tpu.training.options import Options
 from sd_tpu.training.pictures import bucket, captioned, read_examples, words_of_name
 from sd_tpu.training.step import Pool
 from sd_tpu.training.teach import Estimate, Lesson
+from tests.support import flux, flux2, sd3, tiny, z_image
 from tests.support.command import run
 from tests.support.reference import make_torch_pipeline
 
@@ -409,3 +413,53 @@ def test_the_bundled_model_is_taught(pictures, tmp_path):
     how = {**HOW, "size": None}
     file = teach(BUNDLED_MODEL, pictures, out=tmp_path / "z.safetensors", devices=1, **how)
     assert all(np.isfinite(each).all() for each in load_file(file).values())
+
+
+FAMILIES = {
+    "SDXL": lambda folder: tiny.make_pipeline("sdxl", **tiny.SHALLOW["sdxl"]),
+    "SD 3.5": lambda folder: sd3.make_pipeline(folder, "SD 3.5 medium", t5=True),
+    "Z-Image": lambda folder: z_image.make_pipeline(folder, shift=6.0),
+    "klein": lambda folder: flux2.make_pipeline(folder, distilled=False),
+    "FLUX.1": lambda folder: flux.make_pipeline(folder, dev=True),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow("compiles a step of each family")
+def test_each_family_is_taught_and_its_file_fits_it(squares, tmp_path, family):
+    FAMILIES[family](tmp_path / "tokenizer").save_pretrained(tmp_path / "model")
+    clip = family.startswith("SD")
+    how = {**HOW, "steps": 2, "caption_dropout": 0.5, "text_encoders": clip}
+    file = teach(tmp_path / "model", squares, out=tmp_path / "z.safetensors", devices=1, **how)
+    factors = load_file(file)
+    assert all(np.isfinite(each).all() for each in factors.values())
+    checkpoint = Checkpoint.open(tmp_path / "model")
+    shapes = {part: shapes_of(of) for part, of in checkpoint.parameters.shapes.items()}
+    changed = changed_by_lora(file, shapes)
+    assert 2 * sum(map(len, changed.values())) == len(factors)
+    assert changed.keys() == {
+        checkpoint.model.denoiser,
+        *(checkpoint.model.encoders if clip else ()),
+    }
+    if not clip:
+        with pytest.raises(CheckpointError, match="is a language model, which is not taught"):
+            teach(
+                tmp_path / "model",
+                squares,
+                out=tmp_path / "y.safetensors",
+                **{**HOW, "text_encoders": True},
+            )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: z_image.make_pipeline(folder, shift=3.0),
+        lambda folder: flux2.make_pipeline(folder, distilled=True),
+        lambda folder: flux.make_pipeline(folder, dev=False),
+    ],
+    ids=["Z-Image-Turbo", "klein", "schnell"],
+)
+def test_distilled_transformers_are_refused(squares, tmp_path, make):
+    make(tmp_path / "tokenizer").save_pretrained(tmp_path / "model")
+    assert "was distilled into a few steps" in refused(tmp_path / "model", squares, tmp_path)
