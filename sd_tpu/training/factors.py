@@ -2,7 +2,7 @@
 
 Dense layers become layers that add (x A) B, and blocks become blocks whose insides are computed
 again on the way back. Neither changes a network: their classes are exchanged in its graph, and the
-names of its parameters stay (decision 0030).
+names of its parameters stay (decision 0031).
 """
 
 import dataclasses
