@@ -108,7 +108,7 @@ def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
             "fn_name": "answer",
             "data": {**MESSAGE, "do": "about"},
         }
-        assert "JAX" in http.post("component_server", json=look).json()["about"]
+        assert "jax" in http.post("component_server", json=look).json()["about"]
         asked = {
             "fn_index": asks["id"],
             "session_hash": session,
