@@ -425,6 +425,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.long
 @pytest.mark.slow("compiles a step of each family")
 def test_each_family_is_taught_and_its_file_fits_it(squares, tmp_path, family):
     FAMILIES[family](tmp_path / "tokenizer").save_pretrained(tmp_path / "model")
