@@ -27,6 +27,7 @@ from sd_tpu.runtime.weights import merge
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Failed, ImageReady
 from sd_tpu.settings import RANDOM, RequestError
+from tests.support.pictures import pictures_of
 from tests.support.reference import make_torch_pipeline
 
 PROMPT, STEPS = "a (red) cat", 4
@@ -255,10 +256,7 @@ def test_what_another_process_has_resolved_is_drawn_without_looking_anything_up(
         engine.catalog,
     )
 
-    def pixels(job):
-        return [event.pixels for event in job.events() if isinstance(event, ImageReady)]
-
-    expected = pixels(engine.submit(request, previews=False))
+    expected = pictures_of(engine.submit(request, previews=False))
     resolved = pickle.loads(pickle.dumps(engine.resolver.resolve(request)))
     elsewhere = {
         index: dataclasses.replace(
@@ -272,8 +270,10 @@ def test_what_another_process_has_resolved_is_drawn_without_looking_anything_up(
     monkeypatch.setattr(Checkpoint, "prompt_inputs", None)
     monkeypatch.setattr(Adapters, "memory", None)
     here = engine.resolver.here(dataclasses.replace(resolved, pictures=elsewhere))
-    for one, other in zip(expected, pixels(engine.queue(here, previews=False)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    found = pictures_of(engine.queue(here, previews=False))
+    assert found.keys() == expected.keys()
+    for index, picture in found.items():
+        np.testing.assert_array_equal(picture, expected[index])
     assert len(engine._batches) == batches
     monkeypatch.setattr(engine.adapters._loras, "_files", {})
     monkeypatch.setattr(engine.adapters._loras, "_seen", math.inf)

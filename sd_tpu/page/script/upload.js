@@ -44,11 +44,8 @@ export async function read(file) {
     if (form) fold();
 }
 
-/**
- * How often pictures were taken away, by where they were: what is on its way then stays away.
- * @type {Record<string, number>}
- */
-const removals = {};
+/** The last removals of pictures, by where: what is on its way then stays away. */
+const removals = new Map();
 
 /**
  * Lets a box, or all, use a picture, or none.
@@ -58,7 +55,7 @@ const removals = {};
  */
 function put(index, name, input) {
     const settings = given(name, input);
-    if (!input) removals[`${index} ${name}`] = removalsOf(index, name) + 1;
+    if (!input) removals.set(`${index} ${name}`, {});
     for (const each of Object.keys(settings)) delete state.incoming[`${index} ${each}`];
     if (index === undefined) {
         replace({ settings, own: overridesBesideAll(state.overrides, name) });
@@ -74,11 +71,6 @@ function put(index, name, input) {
     drawSoon(index);
 }
 
-/** @param {Index} index @param {string} name */
-function removalsOf(index, name) {
-    return removals[`${index} ${name}`] ?? 0;
-}
-
 /**
  * Lets a box, or all, use a picture once the server has it, unless something has been put there
  * since; returns whether it does.
@@ -88,12 +80,12 @@ function removalsOf(index, name) {
  */
 async function putWhen(taken, index, name) {
     const where = `${index} ${name}`;
-    const before = removalsOf(index, name);
+    const before = removals.get(where);
     state.incoming[where] = taken;
     const { input } = await taken;
     // Several come one behind the other, and none in place of another that is on its way.
     const adds = takesSeveral(name) && state.references > 1;
-    if (!input || removalsOf(index, name) !== before) return false;
+    if (!input || removals.get(where) !== before) return false;
     if (!adds && state.incoming[where] !== taken) return false;
     const there = takesSeveral(name) ? valueFor(index, name) : "";
     put(index, name, withAnother(there, input, takesSeveral(name) ? state.references : 1));
