@@ -203,7 +203,7 @@ SD3 = Names(
     },
     ("final_layer.adaLN_modulation.1", "joint_blocks.last.context_block.adaLN_modulation.1"),
 )
-# Of both FLUX.1 and FLUX.2
+# Names of both FLUX.1 and FLUX.2
 _FLUX = {
     "img_in": "x_embedder",
     "txt_in": "context_embedder",

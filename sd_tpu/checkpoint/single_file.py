@@ -432,42 +432,40 @@ def _sd3_config(_: Layout, shapes: Shapes) -> Config:
     )
 
 
-def _flux_config(_: Layout, shapes: Shapes) -> Config:
+def _flux_common(shapes: Shapes) -> Config:
+    """Return the values that transformers of FLUX.1 and FLUX.2 have by the same names."""
     width, joint = shapes["txt_in.weight"]
     head = shapes["double_blocks.0.img_attn.norm.key_norm.scale"][0]
     return dict(
-        _class_name="FluxTransformer2DModel",
         patch_size=1,
         in_channels=shapes["img_in.weight"][1],
         out_channels=shapes["final_layer.linear.weight"][0],
         num_layers=_count(shapes, "double_blocks."),
         num_single_layers=_count(shapes, "single_blocks."),
         attention_head_dim=head,
-        axes_dims_rope=(head // 8, 7 * head // 16, 7 * head // 16),
         num_attention_heads=width // head,
         joint_attention_dim=joint,
-        pooled_projection_dim=shapes["vector_in.in_layer.weight"][1],
         guidance_embeds="guidance_in.in_layer.weight" in shapes,
     )
 
 
+def _flux_config(_: Layout, shapes: Shapes) -> Config:
+    common = _flux_common(shapes)
+    head = common["attention_head_dim"]
+    return common | dict(
+        _class_name="FluxTransformer2DModel",
+        axes_dims_rope=(head // 8, 7 * head // 16, 7 * head // 16),
+        pooled_projection_dim=shapes["vector_in.in_layer.weight"][1],
+    )
+
+
 def _flux2_config(_: Layout, shapes: Shapes) -> Config:
-    width, joint = shapes["txt_in.weight"]
-    head = shapes["double_blocks.0.img_attn.norm.key_norm.scale"][0]
-    return dict(
+    common = _flux_common(shapes)
+    return common | dict(
         _class_name="Flux2Transformer2DModel",
-        patch_size=1,
-        in_channels=shapes["img_in.weight"][1],
-        out_channels=shapes["final_layer.linear.weight"][0],
-        num_layers=_count(shapes, "double_blocks."),
-        num_single_layers=_count(shapes, "single_blocks."),
-        attention_head_dim=head,
-        num_attention_heads=width // head,
-        joint_attention_dim=joint,
         timestep_guidance_channels=shapes["time_in.in_layer.weight"][1],
-        mlp_ratio=shapes["double_blocks.0.img_mlp.2.weight"][1] / width,
-        axes_dims_rope=[head // 4] * 4,
-        guidance_embeds="guidance_in.in_layer.weight" in shapes,
+        mlp_ratio=shapes["double_blocks.0.img_mlp.2.weight"][1] / shapes["txt_in.weight"][0],
+        axes_dims_rope=[common["attention_head_dim"] // 4] * 4,
     )
 
 

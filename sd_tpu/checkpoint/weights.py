@@ -75,7 +75,7 @@ SYNONYMS = (
 NOT_PARAMETERS = re.compile(
     r"\.position_ids$|^encoder\.embed_tokens\.weight$|\.num_batches_tracked$|^lm_head\.weight$"
 )
-# Of numbers in a file, as safetensors spells them; and what else a parameter may be, with a scale.
+# Types of numbers in a file, as safetensors spells them; and those that only parameters may have.
 DTYPES = ("F64", "F32", "F16", "BF16")
 NARROW = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 SCALED_INT8 = "I8 with scales"
@@ -84,7 +84,7 @@ READ = (*DTYPES, *NARROW, SCALED_INT8)
 SCALES, FORMAT = (".weight_scale", ".scale_weight"), ".comfy_quant"
 # Formats whose numbers are those of the weight but for the scale; others are turned as well.
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8", "int8_tensorwise")
-# What a file with scales has for arithmetic in 8 bits, which is not done here.
+# Tensors for arithmetic in 8 bits, which is not done here.
 OF_ACTIVATIONS = re.compile(r"(^|\.)(input_scale|scale_input|scaled_fp8)$")
 MAX_LINES = 20  # of differences that a message names
 MAX_HEADER = 1 << 25  # bytes; those of real files have a few megabytes, most of it metadata

@@ -27,7 +27,7 @@ from sd_tpu.models.products import matmul
 from sd_tpu.models.text_encoder import EncoderLayer
 from sd_tpu.models.transformer_blocks import JointTransformerBlock
 
-# What each family's users train, as diffusers' own scripts name it: the projections of attention,
+# Layers that each family's users train, as in diffusers' own scripts: the projections of attention,
 # among them those of FLUX.2 klein that hold a feed-forward layer too.
 ATTENTION = re.compile(
     r".*\b(attn\d?|attention|self_attn)\."

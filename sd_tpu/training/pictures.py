@@ -20,7 +20,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 MAX_CAPTION_BYTES = 1 << 14
 RATIOS = (9 / 16, 3 / 4, 1.0, 4 / 3, 16 / 9)  # of width to height: a program for each that occurs
 NAME = re.compile(r"\w[\w .-]{0,63}")
-# What cameras and programs call pictures, which says nothing of what they show.
+# Names that cameras and programs give pictures, which say nothing of what these show.
 OF_CAMERAS = {
     *"copy dsc dscf dscn image images img mvi pano photo photos pic picture pxl".split(),
     *"screenshot untitled whatsapp".split(),

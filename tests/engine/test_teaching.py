@@ -45,7 +45,7 @@ def pictures(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def squares(pictures, tmp_path_factory) -> Path:
-    """Those of one shape, for which one program is compiled."""
+    """Pictures of one shape, for which one program is compiled."""
     folder = tmp_path_factory.mktemp("squares") / "pictures"
     shutil.copytree(pictures, folder)
     (folder / "zork 4.png").unlink()

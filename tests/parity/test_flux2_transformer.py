@@ -90,7 +90,7 @@ def reference(kind) -> TorchTransformer:
 
 @pytest.fixture(scope="module")
 def folder(reference, tmp_path_factory):
-    """The same as a folder that diffusers writes."""
+    """Folder that diffusers writes of the network."""
     folder = tmp_path_factory.mktemp("transformer")
     reference.save_pretrained(folder)
     return folder

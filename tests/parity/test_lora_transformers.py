@@ -94,7 +94,7 @@ def shapes_of(pipeline) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def differences(file: Path, pipeline) -> dict[str, np.ndarray]:
-    """What the file adds to weights, in PyTorch's order of axes."""
+    """Differences that the file adds to weights, in PyTorch's order of axes."""
     deltas = adapters.read_lora(file, shapes_of(pipeline))
     assert deltas.keys() == {"transformer"}
     assert adapters.changed_by_lora(file, shapes_of(pipeline)) == {

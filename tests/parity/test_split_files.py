@@ -154,7 +154,7 @@ def test_names_may_begin_as_in_whole_checkpoints_and_folders_be_older(model, pip
 
 
 def test_one_file_may_hold_all_parts(model, pipeline, file, tmp_path):
-    """As ComfyUI saves a whole checkpoint."""
+    """ComfyUI saves a whole checkpoint so."""
     prefixes = {"clip_l": "clip_l", "t5xxl_fp16": "t5xxl", "qwen_3_4b": "qwen3_4b"}
     home, tensors = file.parents[1], load_file(file)
     tensors = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}

@@ -45,7 +45,7 @@ async function draw() {
     const said = words().value;
     const asked = { place, words: said, strength: Number(strength().value) };
     close();
-    // What a change before this one fills in is there then.
+    // A change before this one has filled in its values then.
     const drawn = state.changing.then(() => drawChanged(asked));
     state.changing = drawn.catch(() => {});
     if (await drawn) {
