@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sd_tpu.models import attention
+from tests.support.parity import relative
 
 HEADS = 4
 
@@ -20,11 +21,6 @@ def qkv(queries: int, keys: int, size: int, dtype) -> list[jax.Array]:
         jnp.asarray(random.normal(size=(1, tokens, HEADS * size)), dtype)
         for tokens in (queries, keys, keys)
     ]
-
-
-def relative(ours, theirs) -> float:
-    ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from sd_tpu.checkpoint import folder as checkpoint
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.cli.drawing import early_defaults
+from sd_tpu.families.anima import Anima
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.controlnet import ControlNet
 from sd_tpu.families.decoder import TinyDecoder
@@ -164,6 +165,20 @@ def test_shards_and_their_index_are_fetched(hub):
     )
     checkpoint.find("someone/model", components_of)
     assert shards | {f"unet/{STEM}.safetensors.index.json"} <= hub.fetched()
+
+
+def test_a_pipeline_of_blocks_is_fetched_by_its_own_index(hub):
+    needed = {
+        "modular_model_index.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer.json",
+        "t5_tokenizer/tokenizer.json",
+        *(f"{part}/config.json" for part in Anima.components),
+        *(f"{part}/{stem}.safetensors" for part, stem in Anima.components.items()),
+    }
+    hub.files = {*needed, "guider/guider_config.bin"}
+    checkpoint.find("someone/model", lambda _: Anima.components)
+    assert hub.fetched() == needed
 
 
 def test_a_variant_that_the_hub_lacks_in_part_is_made_up_by_the_plain_files(hub):

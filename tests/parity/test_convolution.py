@@ -9,6 +9,7 @@ from jax import lax
 from sd_tpu.models import convolution
 from sd_tpu.models import products as matrix_products
 from sd_tpu.runtime.compiler import compiler_options
+from tests.support.parity import TOLERANCE, relative
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -31,12 +32,6 @@ def wide(*arrays: jax.Array) -> list[jax.Array]:
     return [x.astype(jnp.float32) for x in arrays]
 
 
-def relative(ours, theirs) -> float:
-    assert ours.shape == theirs.shape
-    ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
-    return float(np.linalg.norm(ours - theirs) / (np.linalg.norm(theirs) or 1))
-
-
 def with_gradient(way, x, kernel, seen) -> tuple[jax.Array, ...]:
     """What a way of convolving gives, and the gradients of picture and kernel."""
 
@@ -45,10 +40,6 @@ def with_gradient(way, x, kernel, seen) -> tuple[jax.Array, ...]:
         return out, *back(seen)
 
     return jax.jit(both)(x, kernel, seen)
-
-
-def assert_agrees(ours, theirs):
-    assert relative(ours, theirs) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -85,7 +76,8 @@ def test_a_convolution_is_by_tiles_where_that_pays(monkeypatch, changed, product
     x, kernel = drawn(case["picture"], case["kernel"])
     how = dict(padding=case["padding"], dimension_numbers=LAYOUT)
     ours = jax.jit(lambda x, kernel: convolution.convolve(x, kernel, case["strides"], **how))
-    assert_agrees(ours(x, kernel), lax.conv_general_dilated(x, kernel, case["strides"], **how))
+    expected = lax.conv_general_dilated(x, kernel, case["strides"], **how)
+    assert relative(ours(x, kernel), expected) <= TOLERANCE
     traced = str(jax.make_jaxpr(ours)(x, kernel))
     assert traced.count("dot_general[") == products
     assert traced.count("conv_general_dilated[") == (not products)
@@ -104,7 +96,7 @@ def test_tiles_give_a_convolution_and_its_gradient(ours, theirs, picture):
     for mine, expected in zip(
         with_gradient(ours, x, kernel, seen), with_gradient(theirs, x, kernel, seen), strict=True
     ):
-        assert_agrees(mine, expected)
+        assert relative(mine, expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import LowRank
+from sd_tpu.cli.generate import notes
 from sd_tpu.families import adapters as adapters_module
 from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.checkpoint import Checkpoint
@@ -138,7 +139,7 @@ def test_what_prompts_ask_for_and_is_not_there_is_one_sentence(engine):
     with pytest.raises(RequestError, match=r"^Prompt 2: There is no LoRA 'nobody' here"):
         drawn(engine, "a cat", "a <lora:nobody:1>")
     long = Request.check({"prompts": ["word " * 160 + "End"]}, engine.defaults)
-    assert "End" in engine.notes(long)[0]
+    assert "End" in notes(engine.resolver.resolve(long))[0]
 
 
 @pytest.mark.parametrize("other", ["a dog", "a dog <lora:style 1:0.5>"])
@@ -285,7 +286,8 @@ def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
     """As many bytes lie on the device as the account says, and they are within the bound."""
     engine = Engine.open(checkpoints["sd1"], devices=1, lora_dir=loras)
     memory, weights = engine.scheduler._memory, engine.worker.weights
-    own = engine.adapters.memory((("style 0", 1.0),), engine.checkpoint.parameters.shapes)
+    parameters = engine.checkpoint.parameters
+    own = engine.adapters.memory((("style 0", 1.0),), parameters.shapes, parameters.divisions)
     assert 0 < own < engine.weights.memory / 4
     memory.limit = engine.batch.memory + engine.weights.memory + 2 * own
     pictures = {}

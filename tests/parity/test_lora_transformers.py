@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from sd_tpu.checkpoint import adapters, weights
 from sd_tpu.checkpoint.config import CheckpointError
-from tests.support import flux, flux2, sd3, z_image
+from tests.support import anima, flux, flux2, sd3, z_image
 
 JOINT, SINGLE = "transformer_blocks.0", "single_transformer_blocks.1"
 FLUX_JOINT = {
@@ -73,6 +73,17 @@ LAYERS = {
         "final_layer.linear": ["all_final_layer.2-1.linear"],
         "cap_embedder.1": ["cap_embedder.1"],
     },
+    "Anima": {
+        "blocks.0.self_attn.q_proj": [f"{JOINT}.attn1.to_q"],
+        "blocks.0.self_attn.output_proj": [f"{JOINT}.attn1.to_out.0"],
+        "blocks.1.cross_attn.k_proj": ["transformer_blocks.1.attn2.to_k"],
+        "blocks.1.mlp.layer1": ["transformer_blocks.1.ff.net.0.proj"],
+        "blocks.0.adaln_modulation_cross_attn.2": [f"{JOINT}.norm2.linear_2"],
+        "x_embedder.proj.1": ["patch_embed.proj"],
+        "t_embedder.1.linear_2": ["time_embed.t_embedder.linear_2"],
+        "final_layer.linear": ["proj_out"],
+        "final_layer.adaln_modulation.1": ["norm_out.linear_1"],
+    },
 }
 SWAPPED = ("final_layer.adaLN_modulation.1", "joint_blocks.1.context_block.adaLN_modulation.1")
 
@@ -85,6 +96,7 @@ def pipelines(tmp_path_factory) -> dict:
         "FLUX.1": flux.make_pipeline(folder / "flux", dev=True),
         "FLUX.2 klein": flux2.make_pipeline(folder / "klein", distilled=True),
         "Z-Image": z_image.make_pipeline(folder / "z"),
+        "Anima": anima.make_pipeline(folder / "anima"),
     }
 
 
@@ -241,6 +253,26 @@ def test_kohyas_layers_of_text_encoders_are_known(pipelines, tmp_path):
     save_file(tensors, tmp_path / "ink.safetensors")
     found = adapters.changed_by_lora(tmp_path / "ink.safetensors", shapes)
     assert found == {part: [f"{module}.weight"] for part, (_, module) in expected.items()}
+
+
+@pytest.mark.parametrize(
+    "prefix", ["text_conditioner.", "diffusion_model.llm_adapter.", "lora_unet_llm_adapter_"]
+)
+def test_layers_of_animas_conditioner_are_none_of_its_transformer(pipelines, tmp_path, prefix):
+    """Which are called the same but for the beginning."""
+    pipeline, module = pipelines["Anima"], "blocks.0.self_attn.q_proj"
+    shapes = shapes_of(pipeline)
+    state = pipeline.text_conditioner.state_dict()
+    shapes["text_conditioner"] = {name: tuple(each.shape) for name, each in state.items()}
+    outputs, inputs = shapes["text_conditioner"][f"{module}.weight"]
+    name = prefix + (module.replace(".", "_") if prefix.endswith("_") else module)
+    tensors = {
+        f"{name}.lora_down.weight": torch.ones(2, inputs),
+        f"{name}.lora_up.weight": torch.ones(outputs, 2),
+    }
+    save_file(tensors, tmp_path / "ink.safetensors")
+    found = adapters.changed_by_lora(tmp_path / "ink.safetensors", shapes)
+    assert found == {"text_conditioner": [f"{module}.weight"]}
 
 
 # --- LoHa and LoKr ------------------------------------------------------------------------------

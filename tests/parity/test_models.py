@@ -41,9 +41,8 @@ from sd_tpu.models import (
     unet,
 )
 from sd_tpu.models import platform as platforms
+from tests.support.parity import assert_agrees, relative
 from tests.support.published import PUBLISHED, controlnet_of
-
-TOLERANCE = 1e-5
 
 
 def randomized(module: torch.nn.Module) -> torch.nn.Module:
@@ -76,19 +75,6 @@ def compiled(method, module: nnx.Module, *inputs):
     """`method(module, *inputs)` as one program; layer by layer compiles more."""
     graph, state = nnx.split(module)
     return jax.jit(lambda state, *inputs: method(nnx.merge(graph, state), *inputs))(state, *inputs)
-
-
-def relative(ours, theirs) -> float:
-    """||ours - theirs|| / ||theirs|| of two arrays of one shape."""
-    ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
-    assert ours.shape == theirs.shape
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
-
-
-def assert_agrees(name: str, ours, theirs):
-    error = relative(ours, theirs)
-    print(f"parity | {name} | {error:.1e} |")
-    assert error <= TOLERANCE, f"{name}: relative error {error:.1e}"
 
 
 def nhwc(x: torch.Tensor) -> np.ndarray:

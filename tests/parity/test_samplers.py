@@ -24,6 +24,7 @@ from sd_tpu.sampling.samplers import (
 )
 from sd_tpu.sampling.schedule import TIME_SPACINGS, NoiseSchedule, read_schedule
 from sd_tpu.sentence import SentenceError
+from tests.support.parity import relative
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers on NumPy 2
 
@@ -141,10 +142,6 @@ def run_diffusers(config: dict, steps: int, monkeypatch, begin=None, kept=None, 
     return x.double().numpy(), seen, previews
 
 
-def error(ours: np.ndarray, reference: np.ndarray) -> float:
-    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
-
-
 def assert_agree(config: dict, key: str, steps: int, monkeypatch, within=1e-5, **eta):
     where = f"{key} {steps} {config}"
     table = make_table(key, read_schedule(config), steps, **eta)
@@ -153,11 +150,11 @@ def assert_agree(config: dict, key: str, steps: int, monkeypatch, within=1e-5, *
     assert len(seen) == len(ref_seen), where
     for (t, model_input), (ref_t, ref_input) in zip(seen, ref_seen, strict=True):
         assert t == pytest.approx(ref_t, abs=1e-3), where
-        assert error(model_input, ref_input) < 10 * within, where
+        assert relative(model_input, ref_input) < 10 * within, where
     for preview, ref_preview in zip(previews, ref_previews, strict=True):
         if ref_preview is not None:
-            assert error(preview, ref_preview.numpy()) < 10 * within, where
-    assert error(x, ref) < within, where
+            assert relative(preview, ref_preview.numpy()) < 10 * within, where
+    assert relative(x, ref) < within, where
 
 
 @pytest.mark.parametrize(("key", "spacing"), CASES)
@@ -185,8 +182,8 @@ def test_a_picture_under_noise_and_what_is_kept_of_it_are_what_they_are_in_pytor
     ref, ref_seen, _ = run_diffusers(config, steps, monkeypatch, begin=begin, kept=kept)
     assert [t for t, _ in seen] == pytest.approx([t for t, _ in ref_seen], abs=1e-3)
     for (_, model_input), (_, ref_input) in zip(seen, ref_seen, strict=True):
-        assert error(model_input, ref_input) < 1e-4
-    assert error(x, ref) < 1e-5
+        assert relative(model_input, ref_input) < 1e-4
+    assert relative(x, ref) < 1e-5
     assert np.array_equal(x[kept], CLEAN[kept])
 
 
@@ -217,7 +214,7 @@ def test_a_picture_under_noise_by_flow_matching_is_what_it_is_in_pytorch(key, mo
         x, seen, _ = run_table(table, picture=CLEAN)
         ref, ref_seen, _ = run_diffusers(config, steps, monkeypatch, begin=begin)
         assert [t for t, _ in seen] == pytest.approx([t for t, _ in ref_seen], abs=1e-3)
-        assert error(x, ref) < 1e-5
+        assert relative(x, ref) < 1e-5
 
 
 def test_what_flow_matching_does_not_have_is_refused_by_name():
@@ -355,7 +352,7 @@ def test_with_a_linear_model_the_table_obeys_superposition(key, spacing):
     one, _, _ = run_table(table, START, linear, NOISES)
     other, _, _ = run_table(table, CLEAN, linear, NOISES[::-1])
     both, _, _ = run_table(table, 2 * START - 3 * CLEAN, linear, 2 * NOISES - 3 * NOISES[::-1])
-    assert error(2 * one - 3 * other, both) < 1e-9
+    assert relative(2 * one - 3 * other, both) < 1e-9
 
 
 def run_ideal(table: Table) -> np.ndarray:
@@ -415,10 +412,10 @@ def test_what_an_ideal_denoiser_says_is_forecast_exactly(key):
         if not skip:
             newest = u * x + v * out
             evaluated.append(newest)
-        assert error(p * x + q * out, CLEAN) < 1e-9, "the row's estimate of the clean latents"
+        assert relative(p * x + q * out, CLEAN) < 1e-9, "the row's estimate of the clean latents"
         history = [newest, *history[:-1]]
         x = a * x + sum(b[k] * history[k] for k in range(HISTORY)) + s * noise
-    assert error(x, run_ideal(exact)) < 1e-9
+    assert relative(x, run_ideal(exact)) < 1e-9
 
 
 @pytest.mark.parametrize(("key", "spacing"), CASES)
@@ -457,7 +454,7 @@ def test_the_preview_shows_the_clean_image_that_the_latents_are_mixed_from(key, 
             x = CLEAN + np.sqrt(1 / c_in**2 - 1) * START
         sigma = np.sqrt(1 - alpha**2)
         out = {"epsilon": START, "v_prediction": alpha * START - sigma * CLEAN, "sample": CLEAN}
-        assert error(p * x + q * out[prediction], CLEAN) < 1e-6
+        assert relative(p * x + q * out[prediction], CLEAN) < 1e-6
 
 
 @pytest.mark.parametrize(("key", "spacing"), CASES)
@@ -498,7 +495,7 @@ def test_a_table_survives_float32(key, spacing):
         NOISES.astype(np.float32),
     )
     assert single.dtype == np.float32
-    assert error(single, exact) < 1e-4
+    assert relative(single, exact) < 1e-4
 
 
 def test_pndm_evaluates_its_second_timestep_twice_and_so_once_more_than_it_steps():

@@ -5,12 +5,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import jax
 import numpy as np
 import pytest
 import torch
 from diffusers.loaders.single_file_utils import (
+    convert_cosmos_transformer_checkpoint_to_diffusers,
     convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_wan_vae_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from safetensors.torch import load_file, save_file
@@ -19,11 +22,18 @@ from benchmarks.make_checkpoint import original_vae
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError
 from sd_tpu.checkpoint.library import Library
+from sd_tpu.checkpoint.original import wan_vae_names
 from sd_tpu.cli.flags import add_model_flags, model_options
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.serving.client import open_models
-from tests.support import flux, flux2, z_image
-from tests.support.originals import FLUX2, original_flux, original_z_image
+from tests.support import anima, flux, flux2, z_image
+from tests.support.originals import (
+    FLUX2,
+    original_anima,
+    original_flux,
+    original_wan_vae,
+    original_z_image,
+)
 from tests.support.single_files import rewritten
 
 WIDE = dict(attention_head_dim=128, num_attention_heads=2, axes_dims_rope=(16, 56, 56))
@@ -34,6 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "FLUX.2 klein base": dict(file="flux-2-klein-base-4b", texts=("qwen_3_4b",), vae="flux2-vae"),
     "Z-Image-Turbo": dict(file="z_image_turbo_bf16", texts=("qwen_3_4b",), vae="ae"),
     "Z-Image": dict(file="z_image_bf16", texts=("qwen_3_4b",), vae="ae"),
+    "Anima": dict(file="anima_base", texts=("qwen_3_06b_base",), vae="qwen_image_vae"),
 }
 PARTS = ("text_encoder", "text_encoder_2")
 
@@ -43,6 +54,8 @@ def made(model: str, words: Path):
         return flux.make_pipeline(words, dev=model.endswith("dev"), **WIDE)
     if model.startswith("FLUX.2"):
         return flux2.make_pipeline(words, distilled=not model.endswith("base"))
+    if model == "Anima":
+        return anima.make_pipeline(words)
     return z_image.make_pipeline(words, shift=3.0 if "Turbo" in model else 6.0)
 
 
@@ -52,10 +65,14 @@ def transformer(model: str, pipeline) -> dict[str, torch.Tensor]:
         return original_flux(state)
     if model.startswith("FLUX.2"):
         return original_flux(state, FLUX2)
+    if model == "Anima":
+        return original_anima(state, pipeline.text_conditioner.state_dict())
     return original_z_image(state)
 
 
 def autoencoder(pipeline) -> dict[str, torch.Tensor]:
+    if isinstance(pipeline.vae, diffusers.AutoencoderKLQwenImage):
+        return original_wan_vae(pipeline.vae.state_dict(), pipeline.vae.config.num_res_blocks)
     tensors = {}
     for name, tensor in pipeline.vae.state_dict().items():
         attention = "attentions" in name and tensor.ndim == 2
@@ -87,7 +104,7 @@ def write(model: str, pipeline, folder: Path, prefix: str = "") -> Path:
         contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
         save_file(contiguous, folder / f"{name}.safetensors")
     words = folder / "diffusion_models" / names["file"]
-    last = "tokenizer_2" if "tokenizer_2" in pipeline.components else "tokenizer"
+    last = "tokenizer_2" if hasattr(pipeline, "tokenizer_2") else "tokenizer"
     getattr(pipeline, last).save_pretrained(words / last)
     return words.with_name(f"{names['file']}.safetensors")
 
@@ -125,21 +142,40 @@ def test_every_parameter_is_that_of_the_folder(model, pipeline, file, tmp_path):
     assert shifts[0] == shifts[1]
     inputs = [each.prompt_inputs("a cat", guidance=3.0) for each in (ours, folder)]
     jax.tree.map(np.testing.assert_array_equal, *inputs)
-    if "Z-Image" not in model:  # as no file tells how far its positions go
+    if model == "Anima":  # as no file tells how far its positions go, nor does Z-Image's
+        for network in ("vae", "text_encoder", "text_conditioner", "vae_config"):
+            assert getattr(ours.model, network) == getattr(folder.model, network)
+        sizes = {"max_size": folder.model.transformer_config.max_size}
+        config = ours.model.transformer_config.model_copy(update=sizes)
+        assert config == folder.model.transformer_config
+    elif "Z-Image" not in model:
         assert ours.model == folder.model  # by which programs are compiled
 
 
 def test_the_files_of_transformers_are_those_that_diffusers_reads(model, pipeline, file):
     if model.startswith("FLUX.1"):
         return  # whose width diffusers takes for granted: tests/parity/test_single_file_flux.py
-    convert = (
-        convert_flux2_transformer_checkpoint_to_diffusers
-        if model.startswith("FLUX.2")
-        else convert_z_image_transformer_checkpoint_to_diffusers
-    )
-    found, state = convert(load_file(file)), pipeline.transformer.state_dict()
+    tensors = load_file(file)
+    if model == "Anima":
+        convert = convert_cosmos_transformer_checkpoint_to_diffusers
+        tensors = {
+            name: each for name, each in tensors.items() if not name.startswith("llm_adapter.")
+        }
+    elif model.startswith("FLUX.2"):
+        convert = convert_flux2_transformer_checkpoint_to_diffusers
+    else:
+        convert = convert_z_image_transformer_checkpoint_to_diffusers
+    found, state = convert(tensors), pipeline.transformer.state_dict()
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_names_of_an_autoencoder_are_those_that_diffusers_reads():
+    with torch.device("meta"):
+        state = diffusers.AutoencoderKLQwenImage().state_dict()
+    tensors = original_wan_vae(state, 2)
+    assert [*wan_vae_names(tensors).values()] == [*convert_wan_vae_to_diffusers(tensors)]
+    assert [*wan_vae_names(tensors).values()] == [*state]
 
 
 def test_names_may_begin_as_in_whole_checkpoints_and_folders_be_older(model, pipeline, tmp_path):
@@ -153,9 +189,17 @@ def test_names_may_begin_as_in_whole_checkpoints_and_folders_be_older(model, pip
     assert checkpoint.parameters.shapes.keys() >= {"transformer", "vae", "text_encoder"}
 
 
+def test_names_of_a_transformer_alone_may_begin_as_nvidias(tmp_path, tmp_path_factory):
+    file = write("Anima", made("Anima", tmp_path_factory.mktemp("words")), tmp_path, prefix="net.")
+    checkpoint = Checkpoint.open(file)
+    assert checkpoint.parameters.shapes.keys() >= {"transformer", "text_conditioner"}
+    checkpoint.parameters.load()
+
+
 def test_one_file_may_hold_all_parts(model, pipeline, file, tmp_path):
     """ComfyUI saves a whole checkpoint so."""
     prefixes = {"clip_l": "clip_l", "t5xxl_fp16": "t5xxl", "qwen_3_4b": "qwen3_4b"}
+    prefixes["qwen_3_06b_base"] = "qwen3_06b"
     home, tensors = file.parents[1], load_file(file)
     tensors = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
     for each in home.rglob("*.safetensors"):
@@ -208,7 +252,7 @@ def test_parts_that_are_named_have_to_be_all_and_no_more(copied, tmp_path):
     for told, named in cases.items():
         with pytest.raises(CheckpointError, match=told):
             Checkpoint.open(copy, parts=named)
-    with pytest.raises(CheckpointError, match="is not the transformer of FLUX or Z-Image alone"):
+    with pytest.raises(CheckpointError, match="is not the transformer of FLUX, Z-Image or Anima"):
         Checkpoint.open(vae, parts=[clip])
     with pytest.raises(CheckpointError, match="is no single file"):
         Checkpoint.open(BUNDLED_MODEL, parts=[clip])

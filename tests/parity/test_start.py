@@ -4,7 +4,6 @@ another in a batch."""
 import dataclasses
 import importlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import diffusers
 import jax
@@ -19,9 +18,8 @@ from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request, larger
 from sd_tpu.serving import engine as engines
 from sd_tpu.serving import latency
-from sd_tpu.serving.encoders import MAX_SPARE, Encoders
 from sd_tpu.serving.engine import Engine
-from sd_tpu.serving.job import Progress
+from sd_tpu.serving.job import Failed, Job, Progress
 from sd_tpu.serving.scheduler import Busy, Limits
 from sd_tpu.settings import LARGER_STRENGTH, RequestError
 from tests.support.pictures import (
@@ -244,19 +242,21 @@ def test_while_an_encoder_is_compiled_others_draw_and_if_that_fails_it_is_tried_
     drawn(engine, init_image=START.name)  # what encodes this size is there
     monkeypatch.setattr(engines, "ImageEncoder", failing)
     wide = dict(init_image=START.name, width=2 * SIDE)
-    with ThreadPoolExecutor() as pool:
-        both = [pool.submit(drawn, engine, **wide) for _ in range(2)]
-        assert begun.wait(120)
-        assert drawn(engine, init_image=START.name)
-        assert tries == [2 * SIDE] and not any(each.done() for each in both)
-        go_on.set()
-        for each in both:
-            with pytest.raises(RequestError, match="Compiling failed: MemoryError: too little"):
-                each.result()
+
+    def submitted() -> Job:
+        return engine.submit(Request.check({**ASKED, **wide}, engine.catalog), inputs=GIVEN)
+
+    both = [submitted() for _ in range(2)]
+    assert begun.wait(120)
+    assert drawn(engine, init_image=START.name)
+    assert tries == [2 * SIDE] and not any(each.end for each in both)
+    go_on.set()
+    for each in both:
+        *_, end = each.events()
+        assert end == Failed("Compiling failed: MemoryError: too little")
     tried = len(tries)
-    with pytest.raises(RequestError, match="Compiling failed"):
-        drawn(engine, **wide)
-    assert len(tries) == tried + 1
+    *_, end = submitted().events()
+    assert isinstance(end, Failed) and len(tries) == tried + 1
 
 
 def test_nothing_is_compiled_for_whoever_has_to_wait(engine, monkeypatch):
@@ -338,34 +338,6 @@ def test_what_a_picture_cannot_begin_with_is_refused_in_a_sentence(
 ):
     with pytest.raises(RequestError, match=complaint):
         drawn(engine, given, **values)
-
-
-def test_encoders_that_jobs_need_stay_and_of_others_those_used_last():
-    encoders, made = Encoders(), []
-
-    def ask(number: int, job: int | None = None) -> None:
-        encoders.get(("sd", number, 8), lambda: made.append(number), job)
-
-    for number in range(30):
-        ask(number, job=number)
-    made.clear()
-    for number in range(30):  # as the plans that draw these jobs do
-        ask(number)
-    assert made == []
-    for number in range(30):
-        encoders.release(number)
-    for number in range(30 - MAX_SPARE, 30):
-        ask(number)
-    assert made == []
-    ask(0)
-    assert made == [0]
-
-
-def test_an_encoder_that_fails_is_tried_again_by_the_next_job():
-    encoders = Encoders()
-    with pytest.raises(RequestError, match="Compiling failed"):
-        encoders.get(("sd", 8, 8), lambda: 1 / 0, 1)
-    assert encoders.get(("sd", 8, 8), lambda: "made", 2) == "made"
 
 
 def test_an_estimate_keeps_nothing_of_what_nobody_draws(engine):

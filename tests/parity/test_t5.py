@@ -24,9 +24,9 @@ from sd_tpu.checkpoint.config import CheckpointError, T5Config
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.models import T5EncoderModel
 from sd_tpu.models.t5 import relative_buckets
+from tests.support.parity import TOLERANCE, assert_agrees, relative
 from tests.support.prompts import PROMPTS, SUBJECTS
 
-TOLERANCE = 1e-5
 TINY = dict(
     d_model=32,
     d_kv=12,  # times the heads, it is not d_model
@@ -65,22 +65,17 @@ def encoded(graph: nnx.GraphDef, params: weights.Params, ids: np.ndarray) -> jax
     return nnx.merge(graph, params)(ids)
 
 
-def relative(ours, theirs) -> float:
-    """||ours - theirs|| / ||theirs|| of two arrays of one shape."""
-    ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
-    assert ours.shape == theirs.shape
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
-
-
 @pytest.mark.parametrize("length", [7, 77])
 @pytest.mark.parametrize("feed_forward", ["gated-gelu", "relu"])
 def test_the_encoder_is_that_of_transformers(tmp_path, feed_forward, length):
     reference = made(tmp_path, feed_forward_proj=feed_forward)
     ids = torch.randint(0, 99, (2, length))
     ids[1, 5:] = 0  # padding, which is seen
-    error = relative(encoded(*loaded(tmp_path), ids.numpy()), reference(ids).last_hidden_state)
-    print(f"parity | T5EncoderModel, {feed_forward}, {length} tokens | {error:.1e} |")
-    assert error <= TOLERANCE
+    assert_agrees(
+        f"T5EncoderModel, {feed_forward}, {length} tokens",
+        encoded(*loaded(tmp_path), ids.numpy()),
+        reference(ids).last_hidden_state,
+    )
 
 
 def test_every_parameter_counts(tmp_path):

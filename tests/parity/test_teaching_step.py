@@ -15,7 +15,7 @@ from diffusers.training_utils import compute_snr
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.training.factors import Adaptation
 from sd_tpu.training.losses import loss
-from tests.support import flux, flux2, sd3, tiny, z_image
+from tests.support import anima, flux, flux2, sd3, tiny, z_image
 
 RANK, BATCH, SIDE = 4, 2, 64
 
@@ -64,6 +64,11 @@ def of_flux(network, x, t, cond):
     return pipeline._unpack_latents(out, 8 * height, 8 * width, 8)
 
 
+def of_anima(network, x, t, cond):
+    mask = torch.zeros(1, 1, *x.shape[2:], dtype=x.dtype)
+    return network(x[:, :, None], t / 1000, cond["text"], padding_mask=mask).sample[:, :, 0]
+
+
 def with_unet(layout: str) -> diffusers.DiffusionPipeline:
     """Return a tiny pipeline whose UNet's signals keep their size, so that gradients do."""
     pipeline = tiny.make_pipeline(layout, **tiny.SHALLOW[layout])
@@ -90,6 +95,7 @@ CASES: dict[str, tuple[Callable, Callable]] = {
     "Z-Image": (lambda folder: z_image.make_pipeline(folder, shift=6.0), of_z_image),
     "klein": (lambda folder: flux2.make_pipeline(folder, distilled=False), of_klein),
     "FLUX.1": (lambda folder: flux.make_pipeline(folder, dev=True), of_flux),
+    "Anima": (anima.make_pipeline, of_anima),
 }
 
 

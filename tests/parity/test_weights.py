@@ -29,6 +29,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.models import AutoencoderKL, CLIPTextModel
 from sd_tpu.runtime.mesh import make_mesh, replicated
+from tests.support.parity import assert_agrees
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -387,9 +388,7 @@ def test_pytorch_loads_what_is_saved_and_agrees(layout, checkpoints, tmp_path):
         (jax.jit(lambda: unet(latents, times, text))(), noise.permute(0, 2, 3, 1)),
         (jax.jit(lambda: vae.decode(latents))(), images.permute(0, 2, 3, 1)),
     ):
-        error = np.linalg.norm(ours - theirs.numpy()) / np.linalg.norm(theirs)
-        print(f"parity | saved and read by PyTorch, {layout} | {error:.1e} |")
-        assert error <= 1e-4
+        assert_agrees(f"saved and read by PyTorch, {layout}", ours, theirs, 1e-4)
 
 
 def test_a_flax_schedulers_name_is_saved_as_pytorch_knows_it(checkpoints, tmp_path):

@@ -12,7 +12,7 @@ from tests.support.tiny import stir
 TEXT = 16  # channels of the language model
 
 
-def make_pipeline(folder: Path, *, distilled: bool) -> diffusers.Flux2KleinPipeline:
+def make_pipeline(folder: Path, *, distilled: bool, heads: int = 3) -> diffusers.Flux2KleinPipeline:
     """Return a tiny pipeline; its tokenizer goes to `folder`."""
     torch.manual_seed(0)
     parts = dict(
@@ -21,7 +21,7 @@ def make_pipeline(folder: Path, *, distilled: bool) -> diffusers.Flux2KleinPipel
             num_layers=1,
             num_single_layers=2,
             attention_head_dim=16,
-            num_attention_heads=3,
+            num_attention_heads=heads,
             joint_attention_dim=3 * TEXT,
             timestep_guidance_channels=32,
             axes_dims_rope=(4, 4, 4, 4),

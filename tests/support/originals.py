@@ -116,3 +116,78 @@ def original_z_image(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             name = name.replace(ours, theirs)
         result[name] = tensor.contiguous()
     return result
+
+
+ANIMA = {
+    **{
+        f"norm{number}.linear_": f"adaln_modulation_{layer}."
+        for number, layer in enumerate(("self_attn", "cross_attn", "mlp"), 1)
+    },
+    "attn1.": "self_attn.",
+    "attn2.": "cross_attn.",
+    "norm_q.": "q_norm.",
+    "norm_k.": "k_norm.",
+    "to_q.": "q_proj.",
+    "to_k.": "k_proj.",
+    "to_v.": "v_proj.",
+    "to_out.0.": "output_proj.",
+    "ff.net.0.proj.": "mlp.layer1.",
+    "ff.net.2.": "mlp.layer2.",
+    "transformer_blocks.": "blocks.",
+    "patch_embed.proj.": "x_embedder.proj.1.",
+    "time_embed.t_embedder.": "t_embedder.1.",
+    "time_embed.norm.": "t_embedding_norm.",
+    "norm_out.linear_": "final_layer.adaln_modulation.",
+    "proj_out.": "final_layer.linear.",
+}
+
+
+def original_anima(
+    transformer: dict[str, torch.Tensor], conditioner: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return tensors of Anima's transformer and of its conditioner as NVIDIA's code names them,
+    with buffers among them."""
+    result = {f"llm_adapter.{name}": tensor for name, tensor in conditioner.items()}
+    for name, tensor in transformer.items():
+        for ours, theirs in ANIMA.items():
+            name = name.replace(ours, theirs)
+        result[name] = tensor.contiguous()
+    return {
+        **result,
+        "accum_iteration": torch.ones(1),
+        "pos_embedder.seq": torch.ones(4),
+        "blocks.0.self_attn.q_norm._extra_state": torch.ones(1),
+        "llm_adapter.rotary_emb.inv_freq": torch.ones(8),
+    }
+
+
+WAN = {
+    "norm1.": "residual.0.",
+    "conv1.": "residual.2.",
+    "norm2.": "residual.3.",
+    "conv2.": "residual.6.",
+    "conv_shortcut.": "shortcut.",
+    "conv_in.": "conv1.",
+    "norm_out.": "head.0.",
+    "conv_out.": "head.2.",
+    "mid_block.resnets.0.": "middle.0.",
+    "mid_block.attentions.0.": "middle.1.",
+    "mid_block.resnets.1.": "middle.2.",
+    "down_blocks.": "downsamples.",
+}
+
+
+def original_wan_vae(state: dict[str, torch.Tensor], blocks: int) -> dict[str, torch.Tensor]:
+    """Return tensors of Qwen-Image's autoencoder, of so many residual blocks a level on the way
+    down, as Wan's code names them."""
+    result = {}
+    for name, tensor in state.items():
+        name = re.sub("^quant_conv", "conv1", re.sub("^post_quant_conv", "conv2", name))
+        if not name.startswith("conv"):
+            for ours, theirs in WAN.items():
+                name = name.replace(ours, theirs)
+        if match := re.match(r"(decoder\.up)_blocks\.(\d)\.(resnets|upsamplers)\.(\d)\.(.+)", name):
+            layer = int(match[4]) + (blocks + 1) * (match[3] == "upsamplers")
+            name = f"{match[1]}samples.{int(match[2]) * (blocks + 2) + layer}.{match[5]}"
+        result[name] = tensor.contiguous()
+    return result
