@@ -1,6 +1,7 @@
 """The server: flags -> engine -> page and APIs. `python app.py` and `sd-tpu page` start it."""
 
 import argparse
+import errno
 import logging
 import os
 import shlex
@@ -23,7 +24,6 @@ from sd_tpu.cli import INTERRUPTED
 from sd_tpu.cli.flags import add_model_flags, open_engine
 from sd_tpu.folders import data_folder, temporary_folder
 from sd_tpu.gallery.history import History, HistoryError
-from sd_tpu.gradio_compat import no_editor_stubs
 from sd_tpu.http.access import LOCAL_NAMES, Access, is_loopback, read_keys
 from sd_tpu.http.gate import Gate, Names, is_shared_unasked
 from sd_tpu.http.server import bind, server_name
@@ -32,6 +32,7 @@ from sd_tpu.memory import keep_freed_memory_together
 from sd_tpu.serving import journal
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.engine import Engine
+from sd_tpu.serving.teaching import Teaching
 
 log = logging.getLogger(__name__)
 
@@ -151,10 +152,14 @@ def _serve(args: argparse.Namespace) -> int:
     print(f"Loading {args.model} ...", flush=True)
     if args.safety_checker is None:
         args.safety_checker = _is_served_to_others(args)
+    teaches = _teaches(args)
+    if teaches and not args.lora_dir:
+        args.lora_dir = _made_lora_dir(args)
     engine = open_engine(args)
+    teaching = _teaching(engine, args) if teaches and args.lora_dir else None
     print(f"Compiling ... ({time.monotonic() - begun:.0f} s so far)", flush=True)
     pages = _import_page()  # takes seconds: meanwhile
-    page = pages.build(engine, history)
+    page = pages.build(engine, history, teaching)
     try:
         address = pages.launch(
             page,
@@ -164,7 +169,7 @@ def _serve(args: argparse.Namespace) -> int:
             mcp_server=args.api,
             middleware=[_gate(engine, access, names, api=args.api)],
         )
-        with _drained(engine, args.grace):
+        with _drained(engine, teaching, args.grace):
             if not engine.ready.is_set():
                 print(
                     f"Open {address} in a browser: the first pictures are drawn once the programs "
@@ -184,8 +189,44 @@ def _serve(args: argparse.Namespace) -> int:
                 time.sleep(3600)
     finally:
         pages.close(page)
+        if teaching:
+            teaching.close()
     engine.close()
     return 0
+
+
+def _teaches(args: argparse.Namespace) -> bool:
+    """Whether the page has Teach: by default where only this machine is served."""
+    return not _is_served_to_others(args) if args.teach is None else args.teach
+
+
+def _made_lora_dir(args: argparse.Namespace) -> Path | None:
+    """Return the folder for LoRAs where none is given; None, and a line in the log, if it fails."""
+    folder = data_folder() / "loras"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _teach_nothing(args, error)
+        return None
+    return folder
+
+
+def _teach_nothing(args: argparse.Namespace, error: OSError) -> None:
+    """Raise the error where teaching was asked for, else tell the log."""
+    if args.teach:
+        raise error
+    log.warning("Nothing is taught here: %s", error)
+
+
+def _teaching(engine: Engine, args: argparse.Namespace) -> Teaching | None:
+    """Return what trains LoRAs; None, and a line in the log, where nothing can be written."""
+    try:
+        if not os.access(args.lora_dir, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(args.lora_dir))
+        return Teaching.open(engine, data_folder() / "teaching", Path(args.lora_dir))
+    except OSError as error:
+        _teach_nothing(args, error)
+        return None
 
 
 def _wait_until_ready(engine: Engine, begun: float) -> None:
@@ -196,13 +237,18 @@ def _wait_until_ready(engine: Engine, begun: float) -> None:
 
 
 @contextmanager
-def _drained(engine: Engine, grace: float) -> Iterator[None]:
-    """Serve until somebody ends the server: at once, or once all that was asked for is done."""
+def _drained(engine: Engine, teaching: Teaching | None, grace: float) -> Iterator[None]:
+    """Serve until somebody ends the server: at once, or once all that was asked for is done.
+
+    A training is stopped, and kept.
+    """
     try:
         yield
     except _Terminated:
         print(f"Ending: what has been asked for is drawn within {grace:g} s.", flush=True)
         last_look = min(LAST_LOOK_SECONDS, grace / 2)
+        if teaching:
+            teaching.stop_all()
         engine.drain(grace - last_look)
         time.sleep(last_look)
 
@@ -247,8 +293,9 @@ def make_site(engine: EngineClient, args: argparse.Namespace) -> fastapi.FastAPI
 
 def _import_page() -> ModuleType:
     """Return the page's module, which imports Gradio."""
-    with no_editor_stubs():
-        from sd_tpu import page
+    # In this order: importing the first imports Gradio in less time.
+    from sd_tpu import gradio_compat, page  # noqa: F401
+
     return page
 
 
@@ -334,6 +381,12 @@ def make_parser() -> argparse.ArgumentParser:
         default=is_shared_unasked(),
         help="make a public link through Gradio's servers, as in hosted notebooks "
         "unless told otherwise",
+    )
+    parser.add_argument(
+        "--teach",
+        action=argparse.BooleanOptionalAction,
+        help="offer Teach, which trains LoRAs beside what is drawn (default: where only this "
+        "machine is served)",
     )
     parser.add_argument(
         "--grace",

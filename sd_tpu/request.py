@@ -463,6 +463,43 @@ def reworded(picture: Picture, words: Any, strength: Any, *, edits: bool) -> Pic
     return dataclasses.replace(anew, prompt=words)
 
 
+def varied(picture: Picture, strength: Any, seed: int) -> Picture:
+    """Return the settings that draw a new picture from a finished one, which is NOT_YET there.
+
+    Args:
+        picture: as it was drawn.
+        strength: untrusted; the share that becomes noise.
+        seed: of that noise.
+
+    Raises:
+        RequestError: a value is not allowed.
+    """
+    return dataclasses.replace(_started_anew(picture, strength), seed=seed)
+
+
+def extended(picture: Picture, sides: Sequence[int], unit: int) -> tuple[Picture, list[int]]:
+    """Return the settings that draw what lies beside a finished picture, which stays as it is.
+
+    Its start picture is the larger canvas and its mask what is new there; both are NOT_YET.
+
+    Args:
+        picture: as it was drawn.
+        sides: untrusted; pixels to the left, above, to the right and below.
+        unit: of which they become multiples.
+
+    Returns:
+        The picture, and the pixels on each side.
+
+    Raises:
+        RequestError: a value is not allowed, or there is nothing to draw.
+    """
+    if min(sides) < 0 or not any(sides):
+        raise RequestError("Drag an edge outward: there is nothing to draw beside the picture.")
+    left, top, right, bottom = grown = [-(-side // unit) * unit for side in sides]
+    size = dict(width=picture.width + left + right, height=picture.height + top + bottom)
+    return changed(_started_anew(picture, 1.0, **size), dict(mask=NOT_YET)), grown
+
+
 def _started_anew(picture: Picture, strength: Any, taken: int = 1, **values: Any) -> Picture:
     """Return a picture with other values that starts from what it became, which is NOT_YET there.
 

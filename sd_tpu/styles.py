@@ -37,6 +37,11 @@ class Styles:
                 self._known = self._read()
         return self._known
 
+    def endings(self) -> list[str]:
+        """Return what styles put behind prompts."""
+        prompts = (prompt for prompt, _ in self.templates().values())
+        return [*filter(None, (prompt.split(PLACE)[-1].strip(" ,") for prompt in prompts))]
+
     def applied(self, picture: Picture, index: int | None = None) -> Picture:
         """Return the picture with its style applied to its prompts, and no style.
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from sd_tpu.serving.engine import Engine
 
+pytest.register_assert_rewrite("tests.support")  # whose assertions say what they compared
+
 LAYOUTS = ("sd1", "sd2")
 PAUSE = 0.2  # s
 SLOW = 10.0  # s, from which on a test says why
@@ -109,6 +111,12 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.write_line(
             f"{report.nodeid} took {report.duration:.0f} s: mark why it is slow, or mend it"
         )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory) -> None:
+    """Data of servers, apart from the user's own, and from that of the other workers."""
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session", params=LAYOUTS)

@@ -85,6 +85,7 @@ Delta = LowRank | Hadamard | Kronecker
 COMPONENTS = {
     "unet": ("unet", "lora_unet", "lycoris_unet", "lycoris"),
     "transformer": ("transformer", "lora_transformer", "unet", "lora_unet", "lycoris"),
+    "text_conditioner": ("text_conditioner", "lora_unet_llm_adapter"),
     "text_encoder": ("text_encoder", "lora_te", "lora_te1", "lycoris_te", "lycoris_te1", "lycoris"),
     # FLUX.1's is a T5, which kohya calls the third as in Stable Diffusion 3.
     "text_encoder_2": ("text_encoder_2", "lora_te2", "lycoris_te2", "lora_te3"),
@@ -92,6 +93,7 @@ COMPONENTS = {
 }
 # Prefixes that come with dots alone: ComfyUI's, OneTrainer's, and those of single files.
 PREFIXES = {
+    "diffusion_model.llm_adapter.": "text_conditioner.",
     "diffusion_model.": "unet.",
     "model.diffusion_model.": "unet.",
     "clip_l.": "text_encoder.",

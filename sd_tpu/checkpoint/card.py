@@ -39,6 +39,7 @@ class ModelCard(Config):
     picture becomes noise where it is drawn again larger. `words` are those that the captions
     of its training were made of, for a model that was trained on few; `themes` has what of them is
     worth offering, under animals, food, nature, vehicles, things, colours and styles.
+    `learning_rate` is that of AdamW where the model is taught: small models take a higher one.
     """
 
     name: Annotated[
@@ -50,6 +51,7 @@ class ModelCard(Config):
     steps: Annotated[int, Field(ge=1)] = 20
     guidance: float = 7.5
     larger_strength: float = LARGER_STRENGTH
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
     sampler: str | None = None
     spacing: str | None = None
     details: str = ""

@@ -764,6 +764,109 @@ class Flux2TransformerConfig(_FluxConfig):
         return int(self.width * self.mlp_ratio)
 
 
+THREE = Field(min_length=3, max_length=3)
+
+
+class CosmosTransformerConfig(Config):
+    """`transformer/config.json` of a CosmosTransformer3DModel, as Anima has it."""
+
+    in_channels: Count = 16
+    out_channels: Count = 16
+    num_attention_heads: Count = 32
+    attention_head_dim: Annotated[int, Field(ge=18, le=1 << 20, multiple_of=2)] = 128
+    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 28
+    text_embed_dim: Count = 1024
+    adaln_lora_dim: Count = 256
+    # Latents in time, rows and columns, and how much more slowly heads turn by each
+    max_size: Annotated[tuple[Count, ...], THREE] = (128, 240, 240)
+    rope_scale: Annotated[tuple[Positive, ...], THREE] = (2.0, 1.0, 1.0)
+    concat_padding_mask: bool = True
+    # Learned positions, which diffusers adds where a config says nothing, are not built.
+    extra_pos_embed_type: str | None = "learnable"
+
+    _supported: ClassVar = {
+        "mlp_ratio": (None, 4.0),
+        "patch_size": (None, [1, 2, 2], (1, 2, 2)),
+        "use_crossattn_projection": (None, False),
+        "controlnet_block_every_n": (None,),
+        "img_context_dim_in": (None, 0),
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _positions_turn(self) -> Self:
+        if self.extra_pos_embed_type is not None:
+            raise ValueError(
+                f"extra_pos_embed_type={self.extra_pos_embed_type!r} is not supported; expected "
+                "None, as in Cosmos-Predict2 and Anima."
+            )
+        return self
+
+    @property
+    def width(self) -> int:
+        """Channels of each token."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def positions(self) -> int:
+        """Patches along a side that there are positions for: as many as along any axis."""
+        time, *sides = self.max_size
+        return max(time, *(side // 2 for side in sides))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Channels of a head that turn by time, row and column."""
+        side = self.attention_head_dim // 6 * 2
+        return self.attention_head_dim - 2 * side, side, side
+
+    @property
+    def thetas(self) -> tuple[float, ...]:
+        """Bases of the frequencies of each, stretched for sizes beyond those of the first training.
+
+        The way is that of the NTK: the slowest channel turns as much slower as the scale says.
+        """
+        return tuple(
+            10000.0 * scale ** (size / (size - 2))
+            for scale, size in zip(self.rope_scale, self.axes, strict=True)
+        )
+
+
+class AnimaConditionerConfig(Config):
+    """`text_conditioner/config.json` of an AnimaTextConditioner."""
+
+    source_dim: Count = 1024
+    target_dim: Count = 1024
+    model_dim: Count = 1024
+    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 6
+    num_attention_heads: Count = 16
+    mlp_ratio: Annotated[float, Field(gt=0, le=64)] = 4.0
+    target_vocab_size: Count = 32128
+
+    _supported: ClassVar = {
+        "use_self_attention": (None, True),
+        "use_layer_norm": (None, False),
+        "min_sequence_length": (None, 512),
+    }
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.model_dim != self.target_dim:
+            raise ValueError(
+                f"model_dim={self.model_dim} should be target_dim, {self.target_dim}: tokens are "
+                "as wide as the text embeddings that are made of them."
+            )
+        if self.model_dim % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"model_dim={self.model_dim} does not divide into heads of even size for "
+                f"num_attention_heads={self.num_attention_heads}."
+            )
+        return self
+
+    @property
+    def feed_forward_dim(self) -> int:
+        """Channels inside a feed-forward layer, rounded as diffusers does."""
+        return int(self.model_dim * self.mlp_ratio)
+
+
 class PipelineConfig(Config):
     """Values of `model_index.json` beside the names of its parts."""
 
@@ -859,6 +962,33 @@ class Flux2VAEConfig(VAEConfig):
     def channels(self) -> int:
         """Channels of each latent."""
         return 4 * self.latent_channels
+
+
+class QwenImageVAEConfig(VAEConfig):
+    """`vae/config.json` of an AutoencoderKLQwenImage, which calls most by other names."""
+
+    base_dim: Count = 96
+    dim_mult: Levels = (1, 2, 4, 4)
+    in_channels: Count = Field(3, alias="input_channels")
+    latent_channels: Count = Field(16, alias="z_dim")
+    layers_per_block: Layers = Field(2, alias="num_res_blocks")
+    norm_num_groups: Count = 1  # pixels are normed alone
+    scaling_factor: Positive = 1.0
+    latents_mean: tuple[float, ...] | None = (
+        *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
+        *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
+    )
+    latents_std: tuple[Positive, ...] | None = (
+        *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
+        *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
+    )
+
+    _supported: ClassVar = {"attn_scales": (None, []), "input_channels": (None, 3)}
+
+    def canonical(self) -> Self:
+        """Return the config with the channels of each level, and as many colours out as in."""
+        widths = tuple(self.base_dim * factor for factor in self.dim_mult)
+        return self.model_copy(update={"block_out_channels": widths})
 
 
 class TinyVAEConfig(Config):

@@ -15,9 +15,17 @@ from sd_tpu.reading import expanded
 Components = Mapping[str, str]  # folder of each network -> what its weight files' names begin with
 
 INDEX = "model_index.json"
+MODULAR_INDEX = f"modular_{INDEX}"  # of pipelines that diffusers puts together of blocks
 # Where the hub's client puts what it fetches: the id, the commit, and a folder in it.
 HUB_FOLDER = re.compile(r"/models--([^/]+)/snapshots/([^/]+)(?:/(.+))?$")
-OTHER_FILES = (INDEX, "sd_tpu.json", "*/config.json", "scheduler/*.json", "tokenizer*/*")
+OTHER_FILES = (
+    INDEX,
+    MODULAR_INDEX,
+    "sd_tpu.json",
+    "*/config.json",
+    "scheduler/*.json",
+    "*tokenizer*/*",
+)
 
 
 def find(
@@ -46,7 +54,7 @@ def find(
         raise CheckpointError(_file_message(path))
     if not path.is_dir():
         options["revision"] = revision
-        path = fetch(name, [INDEX], options)
+        path = fetch(name, [INDEX, MODULAR_INDEX], options)
         components = components_of(_index(path))
         path = fetch(name, _patterns(components, variant), options)
         lacking = {
@@ -62,12 +70,18 @@ def find(
     return path
 
 
+def index_file(folder: Path) -> Path:
+    """Return the file that says of which parts the checkpoint in a folder is; it need not exist."""
+    modular = folder / MODULAR_INDEX
+    return modular if not is_file(folder / INDEX) and is_file(modular) else folder / INDEX
+
+
 def _index(folder: Path) -> dict[str, Any]:
-    if not is_file(folder / INDEX):
+    if not is_file(file := index_file(folder)):
         raise CheckpointError(
             f"{folder} has no {INDEX}, so it is not a checkpoint in the diffusers layout."
         )
-    return read_json(folder / INDEX)
+    return read_json(file)
 
 
 def fetch(
@@ -209,7 +223,7 @@ def _convert(folder: Path) -> str:
     """Return the command that converts the checkpoint of this folder, or the network alone."""
     trusted = "where PyTorch is installed, if you trust it"
     library, kind = "diffusers", "DiffusionPipeline"
-    if (folder.parent / INDEX).is_file():
+    if index_file(folder.parent).is_file():
         folder = folder.parent
     else:
         library, kind = _class_of(folder)

@@ -102,8 +102,9 @@ class Layout:
         mark: begins names that no other has; "" is told by all its text encoders being there.
         languages: which of LANGUAGES is a text encoder, by folder.
         needs_languages: nothing is drawn without them; else a file may lack them.
-        takes: what the denoiser's config calls the width of what it takes of a language model, and
-            how many of its states that is, side by side.
+        takes: what the config of the denoiser, or of a network that lies among its tensors, calls
+            the width of what it takes of a language model, and how many of its states that is, side
+            by side.
         usual: names of files of its parts, which count where several fit.
     """
 
@@ -113,7 +114,7 @@ class Layout:
     image_size: int
     scheduler: Config
     vae: Config
-    denoiser: Literal["unet", "sd3", "flux", "flux2", "z_image"] = "unet"
+    denoiser: Literal["unet", "sd3", "flux", "flux2", "z_image", "anima"] = "unet"
     mark: str = ""
     languages: Mapping[str, Literal["t5", "qwen3"]] = dataclasses.field(default_factory=dict)
     needs_languages: bool = True
@@ -249,8 +250,21 @@ Z_IMAGE = Layout(
     takes=("cap_feat_dim", 1),
     usual=("qwen_3_4b", "ae"),
 )
-LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX, KLEIN, Z_IMAGE)
-BY_PARTS = (FLUX, KLEIN, Z_IMAGE)  # whose transformers may lie in files of their own
+ANIMA = Layout(
+    "Anima",
+    "AnimaModularPipeline",
+    {},
+    1024,
+    FLOW,
+    dict(_class_name="AutoencoderKLQwenImage"),
+    denoiser="anima",
+    mark=f"{UNET}llm_adapter.",
+    languages={"text_encoder": "qwen3"},
+    takes=("source_dim", 1),
+    usual=("qwen_3_06b_base", "qwen_image_vae"),
+)
+LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX, KLEIN, Z_IMAGE, ANIMA)
+BY_PARTS = (FLUX, KLEIN, Z_IMAGE, ANIMA)  # whose transformers may lie in files of their own
 # Names of files of models that are not distilled, which no tensor tells, and what they differ in.
 BASE = re.compile(r"(^|[-_ ])base([-_ ]|$)", re.I)
 BASE_Z_IMAGE = re.compile(r"z[-_ ]?image([-_ ](bf16|fp16|fp8\w*))*", re.I)  # as it was published

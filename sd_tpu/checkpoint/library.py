@@ -5,10 +5,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sd_tpu.checkpoint.folder import INDEX, MODULAR_INDEX
 from sd_tpu.checkpoint.single_file import SUFFIX
 from sd_tpu.checkpoint.split_files import OF_PARTS, TRANSFORMERS
 from sd_tpu.reading import composed
 
+INDICES = INDEX, MODULAR_INDEX  # one of which every folder in the diffusers layout has
 RESCAN_SECONDS = 5.0  # after which the folder is looked through again
 MAX_DEPTH = 5  # of folders within folders, one of which may be a link to where it lies
 
@@ -81,7 +83,7 @@ def _walk(root: str, folder: str, depth: int) -> Iterator[str]:
         # A folder beside a file of the same stem has its configs.
         if not is_folder or f"{name}{SUFFIX}" in files or (name in OF_PARTS and of_comfyui):
             continue
-        if os.path.isfile(os.path.join(root, path, "model_index.json")):
+        if any(os.path.isfile(os.path.join(root, path, index)) for index in INDICES):
             yield path
         elif depth > 1:
             yield from _walk(root, path, depth - 1)

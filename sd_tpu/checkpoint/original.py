@@ -48,6 +48,23 @@ VAE_RULES = (
     (r"^encoder\.quant_conv\.", "quant_conv."),  # in FLUX.2's
     (r"^decoder\.post_quant_conv\.", "post_quant_conv."),
 )
+# Of the autoencoder of Wan 2.1, which Qwen-Image's was made from, but for the decoder's levels
+WAN_VAE_RULES = (
+    (r"^conv1\.", "quant_conv."),
+    (r"^conv2\.", "post_quant_conv."),
+    (r"^(encoder|decoder)\.conv1\.", r"\1.conv_in."),
+    (r"\.downsamples\.", ".down_blocks."),
+    (r"\.middle\.1\.", ".mid_block.attentions.0."),
+    (r"\.middle\.0\.", ".mid_block.resnets.0."),
+    (r"\.middle\.2\.", ".mid_block.resnets.1."),
+    (r"\.head\.0\.", ".norm_out."),
+    (r"\.head\.2\.", ".conv_out."),
+    (r"\.residual\.0\.", ".norm1."),
+    (r"\.residual\.2\.", ".conv1."),
+    (r"\.residual\.3\.", ".norm2."),
+    (r"\.residual\.6\.", ".conv2."),
+    (r"\.shortcut\.", ".conv_shortcut."),
+)
 OPEN_CLIP_RULES = (
     (r"^transformer\.resblocks\.", "text_model.encoder.layers."),
     (r"\.ln_(\d)\.", r".layer_norm\1."),
@@ -125,7 +142,8 @@ class Names:
         number = BLOCK.match(original)
         general = f"{number[1]}.#.{number[3]}" if number else original
         parts = {}
-        for part in self.modules.get(general, original).split():
+        known_as = self.modules.get(original) or self.modules.get(general, original)
+        for part in known_as.split():
             name, _, rows = part.replace("#", number[2] if number else "#").partition("*")
             for letter in "qkv" if "[qkv]" in name else " ":
                 parts[name.replace("[qkv]", letter)] = int(rows or 1)
@@ -301,11 +319,45 @@ Z_IMAGE = Names(
         },
     },
 )
+_ANIMA_BLOCK = {
+    **{
+        f"adaln_modulation_{theirs}.{number}": f"{ours}.linear_{number}"
+        for theirs, ours in {"self_attn": "norm1", "cross_attn": "norm2", "mlp": "norm3"}.items()
+        for number in (1, 2)
+    },
+    **{
+        f"{attention}.{theirs}": f"attn{number}.{ours}"
+        for number, attention in enumerate(("self_attn", "cross_attn"), 1)
+        for theirs, ours in {
+            **{f"{letter}_proj": f"to_{letter}" for letter in "qkv"},
+            **{f"{letter}_norm": f"norm_{letter}" for letter in "qk"},
+            "output_proj": "to_out.0",
+        }.items()
+    },
+    "mlp.layer1": "ff.net.0.proj",
+    "mlp.layer2": "ff.net.2",
+}
+ANIMA = Names(
+    "time_embed.t_embedder.linear_1.weight",
+    {
+        "x_embedder.proj.1": "patch_embed.proj",
+        "t_embedder.1.linear_1": "time_embed.t_embedder.linear_1",
+        "t_embedder.1.linear_2": "time_embed.t_embedder.linear_2",
+        "t_embedding_norm": "time_embed.norm",
+        **{
+            f"blocks.#.{theirs}": f"transformer_blocks.#.{ours}"
+            for theirs, ours in _ANIMA_BLOCK.items()
+        },
+        "final_layer.linear": "proj_out",
+        "final_layer.adaln_modulation.1": "norm_out.linear_1",
+        "final_layer.adaln_modulation.2": "norm_out.linear_2",
+    },
+)
 
 
 def original_modules(names: Collection[str]) -> dict[str, Module]:
     """Return the modules by their original names of a transformer whose parameters have these."""
-    for transformer in (SD3, FLUX, FLUX2, Z_IMAGE):
+    for transformer in (SD3, FLUX, FLUX2, Z_IMAGE, ANIMA):
         if transformer.mark in names:
             return transformer.all_modules(names)
     return {}
@@ -433,6 +485,27 @@ def vae_name(name: str, levels: int) -> str:
         lambda match: f"{match[1]}.{levels - 1 - int(match[2])}",
         name,
     )
+
+
+def wan_vae_names(names: Collection[str]) -> dict[str, str]:
+    """Return parameters of Wan's or Qwen-Image's autoencoder in diffusers' names, by their own.
+
+    On the way up they are numbered from end to end: so many residual blocks a level, and what is
+    between levels.
+    """
+    between = re.compile(r"decoder\.upsamples\.(\d+)\.resample\.")
+    levels = (int(match[1]) for name in names if (match := between.match(name)))
+    per_level = 1 + min(levels, default=0)
+
+    def leveled(match: re.Match) -> str:
+        level, layer = divmod(int(match[1]), per_level)
+        kind = f"resnets.{layer}." if layer < per_level - 1 else "upsamplers.0."
+        return f"decoder.up_blocks.{level}.{kind}"
+
+    return {
+        name: re.sub(r"^decoder\.upsamples\.(\d+)\.", leveled, _by_rules(WAN_VAE_RULES, name))
+        for name in names
+    }
 
 
 def open_clip_name(name: str) -> str:

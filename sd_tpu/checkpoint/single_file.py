@@ -1,5 +1,5 @@
 """A whole checkpoint in one safetensors file, in the original layout of SD 1, 2 or 3, SDXL, FLUX.1,
-FLUX.2 klein or Z-Image; of the last three also in files of its parts, as ComfyUI keeps them.
+FLUX.2 klein, Z-Image or Anima; of the last four also in files of its parts, as ComfyUI keeps them.
 
 Which of them it is, and how wide and deep its networks are, is told by the names and shapes of its
 tensors. What these do not tell (the number of attention heads, the noise schedule) is as in the
@@ -13,11 +13,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sd_tpu.checkpoint import original, split_files
 from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
 from sd_tpu.checkpoint.layouts import (
+    ANIMA,
     BY_PARTS,
     DYNAMIC_SHIFT,
     KLEIN,
@@ -35,7 +37,14 @@ from sd_tpu.checkpoint.layouts import (
     named,
     part_of,
 )
-from sd_tpu.checkpoint.original import Levels, blocks_of, open_clip_name, renamed, vae_name
+from sd_tpu.checkpoint.original import (
+    Levels,
+    blocks_of,
+    open_clip_name,
+    renamed,
+    vae_name,
+    wan_vae_names,
+)
 from sd_tpu.checkpoint.weights import NOT_PARAMETERS, READ, Identity, Stored, header, modern
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -51,6 +60,10 @@ TEXT_LAYER = re.compile(r"text_model\.encoder\.layers\.(\d+)\.")
 T5_LAYER = re.compile(r"encoder\.block\.(\d+)\.")
 DUAL_BLOCK = re.compile(r"joint_blocks\.(\d+)\.x_block\.attn2\.")
 HEAD = 64  # channels of each head of SD 3's transformer
+COSMOS = "net."  # begins names of Cosmos' transformers where these lie alone
+ADAPTER = "llm_adapter."  # Anima's text conditioner, among the transformer's tensors
+# Buffers that NVIDIA's code stores beside the parameters of Cosmos
+COSMOS_BUFFERS = re.compile(r"^(accum_|pos_embedder\.)|_extra_state$")
 # Not `loss.`, `model_ema.`
 VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")
 
@@ -151,6 +164,8 @@ def _with_parts(path: Path, tensors: dict[str, Stored], parts: Sequence[Path]) -
         CheckpointError: a part is missing, several files fit, or the file holds more than a
             transformer and parts are named.
     """
+    if all(name.startswith(COSMOS) for name in tensors):
+        tensors = part_of(tensors, COSMOS)
     marks = tuple(layout.mark.removeprefix(UNET) for layout in BY_PARTS)
     if any(name.startswith(marks) for name in tensors):
         tensors = {f"{UNET}{name}": tensor for name, tensor in tensors.items()}
@@ -160,14 +175,16 @@ def _with_parts(path: Path, tensors: dict[str, Stored], parts: Sequence[Path]) -
     if not layout or any(not name.startswith(UNET) for name in tensors):
         if parts:
             raise CheckpointError(
-                f"{path} is not the transformer of FLUX or Z-Image alone, which text encoders and "
-                "an autoencoder can be named for."
+                f"{path} is not the transformer of FLUX, Z-Image or Anima alone, which text "
+                "encoders and an autoencoder can be named for."
             )
         return tensors
     shapes = {name: tensor.shape for name, tensor in part_of(tensors, UNET).items()}
     denoiser = DENOISERS[layout.denoiser]
     try:
         network = denoiser.config(layout, shapes)
+        for prefix, config in denoiser.among.values():
+            network |= config(part_of(shapes, prefix))
     except (LookupError, ValueError, ZeroDivisionError):
         return tensors  # which is refused by what is missing
     clip = network.get(denoiser.texts, 0)
@@ -206,7 +223,7 @@ def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:
                 return layout
     raise CheckpointError(
         f"{path} holds {other}; single files of Stable Diffusion 1, 2 and 3, SDXL, FLUX.1, FLUX.2 "
-        "klein and Z-Image in their original layouts are supported."
+        "klein, Z-Image and Anima in their original layouts are supported."
     )
 
 
@@ -256,15 +273,19 @@ def _with_languages(
 
 def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
     """Infer diffusers' configs; raises LookupError or ValueError where tensors are missing."""
-    vae = _vae_config(layout, _vae_part(shapes))
+    vae = (_wan_vae_config if layout is ANIMA else _vae_config)(layout, _vae_part(shapes))
     denoiser = DENOISERS[layout.denoiser]
     network = denoiser.config(layout, part_of(shapes, UNET))
-    downscale = 2 ** (len(vae["block_out_channels"]) - 1)
+    downscale = 2 ** (len(vae.get("dim_mult") or vae["block_out_channels"]) - 1)
     configs: dict[str, Config] = {
         "model_index": {"_class_name": layout.class_name},
         "scheduler": {**layout.scheduler},
         "vae": vae,
         denoiser.folder: {**network, "sample_size": layout.image_size // downscale},
+        **{
+            part: config(part_of(shapes, f"{UNET}{prefix}"))
+            for part, (prefix, config) in denoiser.among.items()
+        },
         **{
             part: _text_config(layout, part, part_of(shapes, encoder.begin(shapes)))
             for part, encoder in layout.text_encoders.items()
@@ -486,6 +507,43 @@ def _z_image_config(_: Layout, shapes: Shapes) -> Config:
     )
 
 
+def _anima_config(_: Layout, shapes: Shapes) -> Config:
+    width, taken = shapes["x_embedder.proj.1.weight"]
+    (head,) = shapes["blocks.0.self_attn.q_norm.weight"]
+    channels = shapes["final_layer.linear.weight"][0] // 4
+    return dict(
+        _class_name="CosmosTransformer3DModel",
+        in_channels=channels,
+        out_channels=channels,
+        num_attention_heads=width // head,
+        attention_head_dim=head,
+        num_layers=_count(shapes, "blocks."),
+        mlp_ratio=shapes["blocks.0.mlp.layer1.weight"][0] / width,
+        text_embed_dim=shapes["blocks.0.cross_attn.k_proj.weight"][1],
+        adaln_lora_dim=shapes["blocks.0.adaln_modulation_self_attn.1.weight"][0],
+        max_size=[128, 240, 240],
+        patch_size=[1, 2, 2],
+        rope_scale=[1.0, 4.0, 4.0],
+        concat_padding_mask=taken // 4 > channels,
+        extra_pos_embed_type=None,
+    )
+
+
+def _conditioner_config(shapes: Shapes) -> Config:
+    vocabulary, width = shapes["embed.weight"]
+    (head,) = shapes["blocks.0.self_attn.q_norm.weight"]
+    return dict(
+        _class_name="AnimaTextConditioner",
+        source_dim=shapes["blocks.0.cross_attn.k_proj.weight"][1],
+        target_dim=shapes["out_proj.weight"][0],
+        model_dim=width,
+        num_layers=_count(shapes, "blocks."),
+        num_attention_heads=width // head,
+        mlp_ratio=shapes["blocks.0.mlp.0.weight"][0] / width,
+        target_vocab_size=vocabulary,
+    )
+
+
 def _count(names: Iterable[str], begin: str) -> int:
     return blocks_of(name for name in names if name.startswith(begin))
 
@@ -513,6 +571,27 @@ def _vae_config(layout: Layout, shapes: Shapes) -> Config:
         sample_size=layout.image_size,
     )
     return config | layout.vae
+
+
+def _wan_vae_config(layout: Layout, shapes: Shapes) -> Config:
+    base = shapes["encoder.conv1.weight"][0]
+    between = sorted(
+        int(match[1])
+        for name in shapes
+        if (match := re.match(r"encoder\.downsamples\.(\d+)\.resample\.1\.w", name))
+    )
+    firsts = [0, *(number + 1 for number in between)]  # residual blocks of each level
+    return layout.vae | dict(
+        base_dim=base,
+        z_dim=shapes["decoder.conv1.weight"][1],
+        dim_mult=[
+            shapes[f"encoder.downsamples.{first}.residual.2.weight"][0] // base for first in firsts
+        ],
+        num_res_blocks=between[0],
+        temperal_downsample=[
+            f"encoder.downsamples.{number}.time_conv.weight" in shapes for number in between
+        ],
+    )
 
 
 def _text_config(layout: Layout, part: str, shapes: Shapes) -> Config:
@@ -613,7 +692,11 @@ def _stored(
     denoiser = DENOISERS[layout.denoiser]
     parts = {
         denoiser.folder: denoiser.stored(part_of(tensors, UNET)),
-        "vae": _vae(_vae_part(tensors)),
+        "vae": (_wan_vae if layout is ANIMA else _vae)(_vae_part(tensors)),
+        **{
+            part: _parameters(part_of(tensors, f"{UNET}{prefix}"))
+            for part, (prefix, _) in denoiser.among.items()
+        },
     }
     for folder, encoder in layout.text_encoders.items():
         stored = _open_clip(part_of(tensors, encoder.begin(tensors)), layout, configs[folder])
@@ -624,12 +707,12 @@ def _stored(
         parts[folder] = stored
     for folder, kind in layout.languages.items():
         if language := LANGUAGES[kind].tensors(tensors):
-            parts[folder] = {
-                modern(name): tensor
-                for name, tensor in language.items()
-                if not NOT_PARAMETERS.search(name)
-            }
+            parts[folder] = {modern(name): tensor for name, tensor in _parameters(language).items()}
     return parts
+
+
+def _parameters(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    return {name: tensor for name, tensor in tensors.items() if not NOT_PARAMETERS.search(name)}
 
 
 def _unet(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -641,6 +724,17 @@ def _z_image(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     """Return Z-Image's tensors, without a norm that its network does not use."""
     stored = original.Z_IMAGE.stored(tensors)
     return {name: tensor for name, tensor in stored.items() if name != "norm_final.weight"}
+
+
+def _anima(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of Anima's transformer, without those of the conditioner and buffers."""
+    return original.ANIMA.stored(
+        {
+            name: tensor
+            for name, tensor in tensors.items()
+            if not name.startswith(ADAPTER) and not COSMOS_BUFFERS.search(name)
+        }
+    )
 
 
 def _identity(text_encoder: Mapping[str, Stored]) -> Identity:
@@ -663,6 +757,11 @@ def _vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
             if not NOT_PARAMETERS.search(name):
                 stored[vae_name(name, levels)] = tensor
     return stored
+
+
+def _wan_vae(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    names = wan_vae_names(tensors)
+    return {names[name]: tensor for name, tensor in tensors.items()}
 
 
 def _open_clip(tensors: Mapping[str, Stored], layout: Layout, config: Config) -> dict[str, Stored]:
@@ -706,6 +805,8 @@ class Denoiser(NamedTuple):
         config: (layout, shapes by names in the file) -> diffusers' config.
         stored: (tensors by names in the file) -> by diffusers' names.
         texts: what its config calls the width of CLIP's texts that it takes; "" takes none.
+        among: other networks that lie among its tensors, by folder: what their names begin with,
+            and (shapes by the rest of their names) -> diffusers' config.
     """
 
     folder: str
@@ -713,6 +814,7 @@ class Denoiser(NamedTuple):
     config: Callable[[Layout, Shapes], Config]
     stored: Callable[[Mapping[str, Stored]], dict[str, Stored]]
     texts: str
+    among: Mapping[str, tuple[str, Callable[[Shapes], Config]]] = MappingProxyType({})
 
 
 DENOISERS = {
@@ -725,5 +827,13 @@ DENOISERS = {
     ),
     "flux2": Denoiser("transformer", "transformer", _flux2_config, original.FLUX2.stored, ""),
     "z_image": Denoiser("transformer", "transformer", _z_image_config, _z_image, ""),
+    "anima": Denoiser(
+        "transformer",
+        "transformer",
+        _anima_config,
+        _anima,
+        "",
+        {"text_conditioner": (ADAPTER, _conditioner_config)},
+    ),
 }
 LANGUAGE_CONFIGS = {"t5": _t5_config, "qwen3": _qwen3_config}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sd_tpu.checkpoint.config import CheckpointError
-from sd_tpu.checkpoint.layouts import KLEIN, LANGUAGES, VAES, Z_IMAGE, Layout
+from sd_tpu.checkpoint.layouts import ANIMA, KLEIN, LANGUAGES, VAES, Z_IMAGE, Layout
 from sd_tpu.checkpoint.weights import NOT_PARAMETERS, READ, Stored, header, modern
 
 # Folders of transformers, of text encoders, of autoencoders, by their newer names and their older.
@@ -65,7 +65,7 @@ def parts(
     Args:
         path: the transformer's file.
         layout: what it is of.
-        network: its config.
+        network: its config, and values of the configs of networks that lie among its tensors.
         clip: the width of CLIP's texts that it takes, if it does.
         named: files of parts, which count before those in ComfyUI's folders.
 
@@ -104,8 +104,10 @@ def parts(
 
 
 def _wanted(layout: Layout, network: dict[str, Any], clip: int) -> Iterator[Part]:
-    channels = network["in_channels"] // (1 if layout is Z_IMAGE else 4)
+    channels = network["in_channels"] // (1 if layout in (Z_IMAGE, ANIMA) else 4)
     first, last = "decoder.conv_in.weight", "encoder.conv_out.weight"
+    if layout is ANIMA:
+        first, last = "decoder.conv1.weight", "encoder.head.2.weight"
     whitening = (WHITENING,) if layout is KLEIN else (last, WHITENING)
     yield Part("autoencoder", AUTOENCODERS, VAES[0], first, channels, *whitening)
     for encoder in layout.text_encoders.values():

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from sd_tpu.checkpoint.config import CheckpointError, Config, is_file
+from sd_tpu.checkpoint.division import undivided
 from sd_tpu.reading import check_regular
 
 Params = dict[str, Any]  # nested: module attribute or list index -> ... -> array
@@ -44,6 +45,8 @@ LEAVES = {
     ("pos_embed", 3): ("pos_embed", (0, 1, 2)),
     ("x_pad_token", 2): ("x_pad_token", (0, 1)),
     ("cap_pad_token", 2): ("cap_pad_token", (0, 1)),
+    ("gamma", 3): ("gamma", (0, 1, 2)),
+    ("gamma", 4): ("gamma", (0, 1, 2, 3)),
     ("class_embedding", 1): ("class_embedding", (0,)),
     ("concept_embeds", 2): ("concept_embeds", (0, 1)),
     ("concept_embeds_weights", 1): ("concept_embeds_weights", (0,)),
@@ -73,7 +76,8 @@ SYNONYMS = (
 )
 # Buffers, what T5 has twice, and what makes words of a language model's states.
 NOT_PARAMETERS = re.compile(
-    r"\.position_ids$|^encoder\.embed_tokens\.weight$|\.num_batches_tracked$|^lm_head\.weight$"
+    r"\.(position_ids|num_batches_tracked|inv_freq)$"
+    r"|^encoder\.embed_tokens\.weight$|^lm_head\.weight$"
 )
 # Types of numbers in a file, as safetensors spells them; and those that only parameters may have.
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -108,6 +112,8 @@ class Stored:
         transposed: the tensor is the parameter's transpose.
         swapped: the halves of the tensor's first axis are the parameter's in the other order.
         scale: name of the tensor whose number, or number for each row, the tensor is a multiple of.
+        frame: the tensor is a kernel [out, in, time, height, width] of a convolution that sees no
+            later frames, and the parameter its last slice in time: all that counts for a picture.
     """
 
     file: Path
@@ -118,6 +124,7 @@ class Stored:
     transposed: bool = False
     swapped: bool = False
     scale: str = ""
+    frame: bool = False
 
     def rows_between(self, first: int, end: int) -> "Stored":
         """Return what is stored in these rows of the tensor."""
@@ -143,6 +150,8 @@ class Stored:
             value = value * scale
         if self.swapped:
             value = np.roll(value, len(value) // 2, axis=0)
+        if self.frame:
+            value = value[:, :, -1]
         return (value.T if self.transposed else value).reshape(self.shape)
 
 
@@ -196,13 +205,16 @@ def shapes(params: Params) -> dict[str, tuple[int, ...]]:
     }
 
 
-def map_named(function: Callable[[str, Any], Any], params: Params) -> Params:
-    """Apply `function(name, leaf)` to each parameter, by its name in a checkpoint."""
+def map_named(function: Callable[..., Any], params: Params, *rest: Params) -> Params:
+    """Apply `function(name, leaf, *others)` to each parameter, by its name in a checkpoint.
 
-    def one(path: tuple, leaf: Any) -> Any:
-        return function(_checkpoint_name(path, leaf), leaf)
+    The others are what trees like `params` hold in its place.
+    """
 
-    return jax.tree_util.tree_map_with_path(one, params)
+    def one(path: tuple, leaf: Any, *others: Any) -> Any:
+        return function(_checkpoint_name(path, leaf), leaf, *others)
+
+    return jax.tree_util.tree_map_with_path(one, params, *rest)
 
 
 def load(files: list[Path], expected: Params, dtype=None, sharding=None) -> Params:
@@ -229,6 +241,7 @@ def load_stored(
     *,
     source: Path,
     leading: bool = False,
+    divisions: Params | None = None,
 ) -> Params:
     """Load parameters, as `load`, that lie anywhere under any names.
 
@@ -239,12 +252,15 @@ def load_stored(
         sharding: as in `load`.
         source: the folder or file that error messages speak of.
         leading: every array gets an axis of 1 in front.
+        divisions: of each over the chips of a replica, which `sharding`, then a NamedSharding over
+            a mesh that has them, puts the others on whole; by default none is divided.
 
     Raises:
         CheckpointError: as in `load`.
     """
     check(stored, shapes(expected), source)
     wanted = {_checkpoint_name(path, leaf): (path, leaf) for path, leaf in _leaves(expected)}
+    divided = dict(jax.tree_util.tree_leaves_with_path(divisions or undivided(expected)))
     # Which a caller may have set for its thread.
     default_device = jax.config.jax_default_device  # ty: ignore[missing-attribute]
 
@@ -266,7 +282,10 @@ def load_stored(
             # Until they are there: what is under way takes memory twice.
             return {
                 where: jax.block_until_ready(
-                    jax.device_put(array[None] if leading else array, sharding)
+                    jax.device_put(
+                        divided[where].in_order(array)[(None,) * leading],
+                        divided[where].sharding(sharding, leading),
+                    )
                 )
                 for where, array in arrays.items()
             }
@@ -314,7 +333,11 @@ def header(file: Path) -> dict[str, Stored]:
     with opened(file) as tensors:
         for name in tensors.keys():
             part = tensors.get_slice(name)
-            found[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+            shape = tuple(part.get_shape())
+            # Five axes are those of a convolution over frames as well.
+            frame = len(shape) == 5
+            shape = (*shape[:2], *shape[3:]) if frame else shape
+            found[name] = Stored(file, name, shape, part.get_dtype(), frame=frame)
         if any(each.dtype in (*NARROW, "I8") for each in found.values()):
             return _with_scales(found, tensors)
     return found

@@ -66,29 +66,35 @@ def _problems_of_model(args: argparse.Namespace, devices: list[Device]) -> list[
     on_cpu = platform == "cpu"
     dtype = chosen_dtype(args.dtype, platform)
     from sd_tpu.serving.client import open_models  # takes seconds
+    from sd_tpu.serving.replicas import fewest_chips
 
     try:
-        catalog, _ = open_models(dtype=dtype, **model_options(args))
+        catalog, _ = open_models(
+            dtype=dtype, tensor_parallel=args.tensor_parallel_size or 1, **model_options(args)
+        )
     except ValueError as error:  # of which CheckpointError is one
         return [str(error)]
     # A CPU counts as so many devices as are asked for.
     number = args.devices or 1 if on_cpu else len(devices)
     room = args.memory or bytes_to_keep(devices[0].memory, number)
-    needed = catalog.open("").checkpoint.parameters.memory
+    checkpoint = catalog.open("").checkpoint
+    chips = args.tensor_parallel_size or (1 if on_cpu else fewest_chips(checkpoint, number, room))
+    needed = checkpoint.memory_on(chips)
     if needed <= room:
         return []
+    each = f" of each of {chips} chips" if chips > 1 else ""
     helps = {
         "--dtype bfloat16 halves that": dtype == "float32",
         "--no-t5 leaves its largest text encoder out": args.t5
-        and "text_encoder_3" in catalog.open("").checkpoint.parameters.shapes,
+        and "text_encoder_3" in checkpoint.parameters.shapes,
         "--devices 1 keeps them once": on_cpu and number > 1,
     }
     advice = ", ".join(flag for flag, does in helps.items() if does) or (
         "a larger device is needed, or a smaller model"
     )
     return [
-        f"The weights of {args.model} take {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB of a "
-        f"device are for what stays there: {advice}."
+        f"The weights of {args.model} take {needed / 1e9:.1f} GB{each}, and {room / 1e9:.1f} GB of "
+        f"a device are for what stays there: {advice}."
     ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.checkpoint.division import CHIPS
 from sd_tpu.cli.devices import add_devices_flag, find_devices
 
 if TYPE_CHECKING:  # importing it takes seconds
@@ -60,6 +61,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="most memory to take on each device; what was used least recently is unloaded to make "
         "room (default: what the device has)",
+    )
+    add(
+        "--tensor-parallel-size",
+        type=int,
+        choices=CHIPS,
+        metavar="N",
+        help="divide transformers and language models over 2, 4 or 8 devices each, which draw the "
+        "same pictures together (default: the fewest that hold --model, on CPUs 1)",
     )
     add(
         "--dtype",
@@ -182,7 +191,11 @@ def open_engine(args: argparse.Namespace) -> "Engine":
 
     find_devices(args.devices)
     return Engine.open(
-        devices=args.devices, memory=args.memory, dtype=args.dtype, **model_options(args)
+        devices=args.devices,
+        tensor_parallel=args.tensor_parallel_size,
+        memory=args.memory,
+        dtype=args.dtype,
+        **model_options(args),
     )
 
 

@@ -28,6 +28,7 @@ from sd_tpu.settings import HANDED_IN, MAX_PROMPTS, OVERRIDABLE, SIDES, UPLOADS,
 
 if TYPE_CHECKING:  # importing it takes seconds
     from sd_tpu.serving.engine import Engine
+    from sd_tpu.serving.resolve import ResolvedRequest
 
 MAX_LARGER = 8  # times as large as it was
 
@@ -99,20 +100,22 @@ def _generate(args: argparse.Namespace) -> int:
     engine = open_engine(args)
     try:
         request = _filled(values, engine.catalog)
-        for note in engine.notes(request):
+        inputs_by_name, sizes = {each.name: each for each in inputs}, {}
+        resolved = engine.resolver.resolve(request, inputs_by_name)
+        for note in notes(resolved):
             line.show(note)
             line.keep()
-        inputs_by_name, sizes = {each.name: each for each in inputs}, {}
         if args.larger:
             sizes = {
                 index: (request.picture(index).width, request.picture(index).height)
                 for index in request.indices()
             }
             said = [each.get("strength", values["strength"]) for each in per_picture]
-            request = _again(request, args.larger, said, engine, inputs_by_name, line)
-        if request is None:
-            return 1
-        job = engine.submit(request, previews=False, inputs=inputs_by_name)
+            again = _again(request, resolved, args.larger, said, engine, inputs_by_name, line)
+            if again is None:
+                return 1
+            resolved = engine.resolver.resolve(again, inputs_by_name)
+        job = engine.queue(resolved, previews=False)
         return _save(job, args.out, engine.to_png, line, sizes)
     finally:
         line.keep()
@@ -120,8 +123,36 @@ def _generate(args: argparse.Namespace) -> int:
             engine.close()
 
 
+def notes(resolved: "ResolvedRequest") -> list[str]:
+    """Return remarks about words past the tokens that the models see, or unknown to them."""
+    request = resolved.request
+    remarks = {index: each.remarks for index, each in resolved.pictures.items() if each.remarks}
+    lost = {f"Prompt {index + 1}": of.count.lost for index, of in remarks.items()}
+    for index, of in remarks.items():
+        overrides = "negative_prompt" in request.overrides(index)
+        whose = f" of prompt {index + 1}" if overrides else ""
+        lost[f"The negative prompt{whose}"] = of.cut_negative
+    unknown = dict.fromkeys(word for of in remarks.values() for word in of.unknown)
+    told = [
+        f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
+        for name, words in lost.items()
+        if words
+    ]
+    if unknown:
+        told.append(
+            "The model was never shown these words, and draws something else there: "
+            f"“{_short(', '.join(unknown))}”"
+        )
+    return told
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
 def _again(
     request: Request,
+    resolved: "ResolvedRequest",
     times: float,
     said: Sequence[float | None],
     engine: "Engine",
@@ -130,8 +161,8 @@ def _again(
 ) -> Request | None:
     """Return a request that draws the pictures again, `times` as large or nearly so.
 
-    They are drawn first, and added to `given`; None if that failed. The strength that was `said` of
-    a prompt is that of its second drawing, unless the first has a start picture.
+    They are drawn first, as resolved, and added to `given`; None if that failed. The strength that
+    was `said` of a prompt is that of its second drawing, unless the first has a start picture.
     """
 
     def one(index: int, picture: Picture) -> Picture:
@@ -160,7 +191,7 @@ def _again(
             event.index, dataclasses.replace(again.picture(event.index), init_image=start.name)
         )
 
-    job = engine.submit(request, previews=False, inputs=given)
+    job = engine.queue(resolved, previews=False)
     return again if take_all(job, take, line) else None
 
 

@@ -9,7 +9,7 @@ from sd_tpu.cli import INTERRUPTED
 from sd_tpu.cli.devices import add_devices_flag, find_devices
 from sd_tpu.cli.drawing import ProgressLine
 from sd_tpu.cli.flags import positive, size
-from sd_tpu.training.options import MAX_RANK, OPTIMIZERS, Options
+from sd_tpu.training.options import BOUNDS, OPTIMIZERS, Options
 from sd_tpu.training.pictures import FEWEST, KINDS, MOST
 
 
@@ -47,7 +47,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=Options.rank,
         metavar="N",
-        help=f"of the factors, how much can be learned: 4 to {MAX_RANK} (default: %(default)s)",
+        help=f"of the factors, how much can be learned: 4 to {BOUNDS['rank'].most} "
+        "(default: %(default)s)",
     )
     rates = ", ".join(f"{rate:g} with {name}" for name, rate in OPTIMIZERS.items())
     add("--learning-rate", type=float, metavar="X", help=f"at its highest (default: {rates})")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.anima import Anima
 from sd_tpu.families.flux import Flux
 from sd_tpu.families.flux2_klein import Flux2Klein
 from sd_tpu.families.stable_diffusion import StableDiffusion
@@ -10,7 +11,9 @@ from sd_tpu.families.stable_diffusion_3 import StableDiffusion3
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.families.z_image import ZImage
 
-FamilyModel = StableDiffusion | StableDiffusionXL | StableDiffusion3 | ZImage | Flux | Flux2Klein
+FamilyModel = (
+    StableDiffusion | StableDiffusionXL | StableDiffusion3 | ZImage | Flux | Flux2Klein | Anima
+)
 Family = type[FamilyModel]
 FAMILIES: tuple[Family, ...] = (
     StableDiffusion,
@@ -19,6 +22,7 @@ FAMILIES: tuple[Family, ...] = (
     ZImage,
     Flux,
     Flux2Klein,
+    Anima,
 )
 
 # A part of a pipeline's name -> what its checkpoints hold. The first that is there counts.

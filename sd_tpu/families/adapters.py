@@ -23,8 +23,8 @@ from sd_tpu.checkpoint.adapters import (
     read_lora,
 )
 from sd_tpu.checkpoint.config import CheckpointError, paths_within
+from sd_tpu.checkpoint.division import bytes_of
 from sd_tpu.checkpoint.weights import Params
-from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import PromptError, parse
 from sd_tpu.families.text import PromptOptions
@@ -73,6 +73,10 @@ class Adapters:
     def loras(self) -> Mapping[str, Path]:
         """Return the LoRAs by name."""
         return self._loras.files()
+
+    def look_again(self) -> None:
+        """Find LoRAs that have just been written, or removed, at once."""
+        self._loras.look()
 
     def embeddings(self) -> Mapping[str, Path]:
         """Return the embeddings by name."""
@@ -145,20 +149,22 @@ class Adapters:
                     added[part][parameter].append((delta, strength))
         return added
 
-    def memory(self, asked: Strengths, shapes: Params) -> int:
-        """Return the bytes of the parameters that LoRAs change, which lie beside the checkpoint's.
+    def memory(self, asked: Strengths, shapes: Params, divisions: Params) -> int:
+        """Return the bytes of the parameters that LoRAs change, which lie beside the checkpoint's,
+        on each chip of a replica.
 
         No weights are read, and of files that were found good nothing is read again.
 
         Args:
             asked: as `deltas` takes it.
             shapes: of the checkpoint's parameters, by component.
+            divisions: theirs.
 
         Raises:
             CheckpointError: as `deltas`, but for values that are no numbers.
         """
         files = [self._loras.file(name) for name, _ in asked]
-        key = *files, *self.states(asked), *jax.tree.leaves(shapes)
+        key = *files, *self.states(asked), *jax.tree.leaves((shapes, divisions))
         if key not in self._memory:
             if len(self._memory) >= MAX_FITTING:
                 self._memory.pop(next(iter(self._memory)))
@@ -167,14 +173,15 @@ class Adapters:
                 with paths_within(self._loras.path):
                     for part, names in changed_by_lora(file, named).items():
                         changed[part].update(names)
-            self._memory[key] = bytes_of(
-                {
-                    part: weights.map_named(
-                        lambda name, leaf, part=part: leaf if name in changed[part] else None, of
-                    )
-                    for part, of in shapes.items()
-                }
-            )
+            each = {
+                part: weights.map_named(
+                    lambda name, *leaf, part=part: bytes_of(*leaf) if name in changed[part] else 0,
+                    of,
+                    divisions[part],
+                )
+                for part, of in shapes.items()
+            }
+            self._memory[key] = sum(jax.tree.leaves(each))
         return self._memory[key]
 
     def hashes(self, *texts: str) -> dict[str, str]:
@@ -227,13 +234,19 @@ class Folder:
 
         They are as they were a few seconds ago at most, or when the folder could last be read.
         """
-        if self.path and time.monotonic() - self._seen >= RESCAN_SECONDS:
-            try:
-                self._files = listing(self.path)
-            except CheckpointError as error:  # others need nothing of it
-                log.warning("%s", error)
-            self._seen = time.monotonic()
+        if time.monotonic() - self._seen >= RESCAN_SECONDS:
+            self.look()
         return self._files
+
+    def look(self) -> None:
+        """List the folder's files as they are now, if it can be read."""
+        if self.path is None:
+            return
+        try:
+            self._files = listing(self.path)
+        except CheckpointError as error:  # others need nothing of it
+            log.warning("%s", error)
+        self._seen = time.monotonic()
 
     def file(self, name: str) -> Path:
         """Return where a file lies, or lay."""

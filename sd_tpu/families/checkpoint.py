@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from sd_tpu.checkpoint.config import (
     is_file,
     read_json,
 )
+from sd_tpu.checkpoint.division import WHOLE, bytes_of
 from sd_tpu.checkpoint.single_file import SUFFIX, SingleFile
 from sd_tpu.checkpoint.weights import Params, Stored
 from sd_tpu.families import FamilyModel, find_family
@@ -118,6 +118,7 @@ class Checkpoint:
         t5: bool = True,
         weights: str | None = None,
         parts: Sequence[str | Path] = (),
+        tensor_parallel: int = 1,
     ) -> Self:
         """Read a checkpoint without its parameters.
 
@@ -139,6 +140,8 @@ class Checkpoint:
                 while they are read, of families that say so; by default they are of `dtype`.
             parts: files of the text encoders and the autoencoder, of a file that holds a
                 transformer alone.
+            tensor_parallel: chips of a replica, over which transformers and language models are
+                divided if all can have equal shares of their heads and channels.
 
         Raises:
             CheckpointError: what is wrong with the checkpoint, in one message.
@@ -151,6 +154,7 @@ class Checkpoint:
             token_downsampling=token_downsampling,
             decoder=decoder,
             int8=weights == "int8",
+            tensor_parallel=tensor_parallel,
             scheduler={name: value for name, value in overrides.items() if value is not None},
         )
         path = expanded(name)
@@ -179,7 +183,7 @@ class Checkpoint:
         t5: bool,
         **options: Any,
     ) -> Self:
-        index = read_json(folder / "model_index.json")
+        index = read_json(checkpoint.index_file(folder))
         family = find_family(index)
         has_checker = safety_checker and is_file(folder / CHECKER / "config.json")
         components = _components(index, safety_checker=has_checker, t5=t5)
@@ -244,6 +248,7 @@ class Checkpoint:
         decoder: TinyDecoder | None,
         scheduler: dict[str, Any],
         int8: bool,
+        tensor_parallel: int,
         beside: tuple[Path, ...] = (),
         **options: int,
     ) -> Self:
@@ -265,7 +270,8 @@ class Checkpoint:
         _check_vocabularies(source, family, tokenizers, configs)
         if int8:
             model, expected = model.in_int8(expected)
-        parameters = Parameters(source, expected, stored, decoder, beside)
+        divisions = model.divisions(expected, tensor_parallel)
+        parameters = Parameters(source, expected, divisions, stored, decoder, beside)
         return cls(model, tokenizers, configs, card, parameters)
 
     def save_pretrained(self, folder: str | Path, params: Params, dtype=None) -> None:
@@ -283,7 +289,7 @@ class Checkpoint:
             raise CheckpointError("A model whose weights were rounded to int8 is not written.")
         if not self.model.whole:
             raise CheckpointError(
-                "This model is read without the last layers of its text encoder, and cannot be "
+                "This model is read without parameters that no picture depends on, and cannot be "
                 "written whole."
             )
         folder = Path(folder)
@@ -303,6 +309,17 @@ class Checkpoint:
             folder / "model_index.json",
             {**self.model.model_index, "scheduler": ["diffusers", scheduler]},
         )
+
+    def memory_on(self, chips: int) -> int:
+        """Return the bytes that each chip has of its parameters in a replica of so many."""
+        shapes = self.parameters.shapes
+        return bytes_of(shapes, self.model.divisions(shapes, chips))
+
+    def is_divided(self, chips: int) -> bool:
+        """Whether so many chips have shares of what takes noise out of latents."""
+        denoiser, shapes = self.model.denoiser, self.parameters.shapes
+        divisions = self.model.divisions({denoiser: shapes[denoiser]}, chips)
+        return any(each != WHOLE for each in jax.tree.leaves(divisions))
 
     @property
     def leaves_out_checker(self) -> bool:
@@ -336,6 +353,7 @@ class Parameters:
     Attributes:
         source: the folder or the single file.
         shapes: of all of them, with the type that they are read in, by component.
+        divisions: of each over the chips of a replica.
         stored: gives where those of a component lie, by their names in the checkpoint.
         decoder: what holds those of a component in the checkpoint's stead.
         beside: files of parts beside a source that is a file.
@@ -343,14 +361,20 @@ class Parameters:
 
     source: Path
     shapes: Params
+    divisions: Params
     stored: Callable[[str], Mapping[str, Stored]]
     decoder: TinyDecoder | None = None
     beside: tuple[Path, ...] = ()
 
     @property
     def memory(self) -> int:
-        """Bytes that they take on a device."""
-        return bytes_of(self.shapes)
+        """Bytes that they take on each chip of a replica."""
+        return bytes_of(self.shapes, self.divisions)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether chips have but shares of some of them."""
+        return any(each != WHOLE for each in jax.tree.leaves(self.divisions))
 
     def load(
         self, sharding: jax.sharding.Sharding | None = None, *, leading: bool = False
@@ -359,7 +383,7 @@ class Parameters:
 
         Args:
             sharding: where they go; by default on JAX's default device.
-            leading: with an axis of 1 in front, as `DeviceWeights.record` wants them.
+            leading: with an axis of 1 in front, as `ReplicaWeights.record` wants them.
 
         Raises:
             CheckpointError: files are missing or damaged, or do not fit the model.
@@ -374,6 +398,7 @@ class Parameters:
                 sharding=sharding,
                 source=self._source(part),
                 leading=leading,
+                divisions=self.divisions[part],
             )
             for part, expected in self.shapes.items()
         }
@@ -438,11 +463,6 @@ def _components(index: dict[str, Any], *, safety_checker: bool, t5: bool) -> che
     return known
 
 
-def bytes_of(shapes: Any) -> int:
-    """Return the bytes of a tree of arrays, or of their shapes."""
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-
-
 def _tokenizer(file: SingleFile, part: str, kind: Any) -> Any:
     """Return the tokenizer beside the file, else its kind's own, CLIP's padded as the layout's."""
     folder = (file.folder or file.path.with_suffix("")) / part
@@ -459,7 +479,8 @@ def _check_vocabularies(
     for part, (folder, kind) in family.tokenizer_classes().items():
         if kind is Tokenizer or folder not in tokenizers:
             continue
-        known, there = tokenizers[folder].size, configs[part].get("vocab_size", 0)
+        known, config = tokenizers[folder].size, configs[part]
+        there = config.get("vocab_size") or config.get("target_vocab_size", 0)
         if there and known > there:
             raise CheckpointError(
                 f"The tokenizer {folder} of {source} has {known} tokens, and {part} knows {there}: "

@@ -13,8 +13,8 @@ from flax import nnx
 
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.division import bytes_of
 from sd_tpu.checkpoint.weights import Params, Stored
-from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.latent_diffusion import LatentDiffusion
 from sd_tpu.families.latent_model import LatentModel
 

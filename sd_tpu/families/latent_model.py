@@ -12,12 +12,14 @@ from sd_tpu.checkpoint.config import (
     CheckpointError,
     Config,
     Flux2VAEConfig,
+    QwenImageVAEConfig,
     T5Config,
     TinyVAEConfig,
     VAEConfig,
 )
+from sd_tpu.checkpoint.division import TensorParallelPlan, undivided
 from sd_tpu.checkpoint.weights import Params, architecture
-from sd_tpu.models import AutoencoderKL, AutoencoderKLFlux2, AutoencoderTiny
+from sd_tpu.models import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderTiny
 from sd_tpu.models.layers import in_int8
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
 from sd_tpu.sentence import SentenceError
@@ -28,6 +30,7 @@ Parts = dict[str, tuple[nnx.GraphDef, Params]]  # by component
 AUTOENCODERS: dict[type[Config], type[nnx.Module]] = {
     VAEConfig: AutoencoderKL,
     Flux2VAEConfig: AutoencoderKLFlux2,
+    QwenImageVAEConfig: AutoencoderKLQwenImage,
     TinyVAEConfig: AutoencoderTiny,
 }
 
@@ -186,6 +189,27 @@ class LatentModel:
         graphs: dict[str, Any] = {part: graph for part, (graph, _) in parts.items()}
         model = dataclasses.replace(self, int8=bool(parts), **graphs)
         return model, params | {part: shapes for part, (_, shapes) in parts.items()}
+
+    def divisions(self, params: Params, chips: int) -> Params:
+        """Return how its parameters are divided over the chips of a replica.
+
+        A network without a plan, or whose heads or channels the chips cannot have equal shares of,
+        is on each of them whole.
+
+        Args:
+            params: their shapes, by component.
+            chips: of a replica.
+        """
+        plans = {part: self._plan(part, shapes) for part, shapes in params.items() if chips > 1}
+        return {
+            part: plan.divisions(shapes, chips) if (plan := plans.get(part)) else undivided(shapes)
+            for part, shapes in params.items()
+        }
+
+    def _plan(self, part: str, shapes: Params) -> TensorParallelPlan | None:
+        graph = getattr(self, part, None)
+        network = graph and nnx.merge(graph, shapes)
+        return getattr(network, "tensor_parallel_plan", None)
 
     @property
     def model_index(self) -> dict[str, Any]:

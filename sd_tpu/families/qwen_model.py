@@ -1,4 +1,4 @@
-"""Families whose texts a Qwen3 language model reads, as a person's turn in a conversation."""
+"""Families whose texts a Qwen3 language model reads, most as a person's turn in a conversation."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -36,7 +36,8 @@ class QwenModel(LatentModel):
     }
     trained: ClassVar[int]  # latents along a side of the pictures of training
     buckets: ClassVar[tuple[int, ...]]  # that programs are compiled for; longer texts are cut
-    thinking: ClassVar[bool]  # whether the language model may think before it answers
+    # Whether the language model may think before it answers; None is no turn, the text alone.
+    thinking: ClassVar[bool | None]
 
     @classmethod
     def mended(cls, configs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from sd_tpu.families.words import FILE, read_words
 
 START, END = "<|im_start|>", "<|im_end|>"  # of a turn
 PAD = "<|endoftext|>"
-# What transformers' apply_chat_template writes with add_generation_prompt, by enable_thinking.
-BEFORE = f"{START}user\n"
-AFTER = {
-    True: f"{END}\n{START}assistant\n",
-    False: f"{END}\n{START}assistant\n<think>\n\n</think>\n\n",
+# What transformers' apply_chat_template writes with add_generation_prompt around a prompt, by
+# enable_thinking; None is no template.
+TEMPLATES = {
+    True: (f"{START}user\n", f"{END}\n{START}assistant\n"),
+    False: (f"{START}user\n", f"{END}\n{START}assistant\n<think>\n\n</think>\n\n"),
+    None: ("", ""),
 }
 
 
@@ -44,13 +45,16 @@ class QwenTokenizer:
         """How many tokens it knows."""
         return self._words.get_vocab_size()
 
-    def turn(self, prompt: str, *, thinking: bool) -> list[int]:
-        """Token ids of a prompt as a person's turn, after which the model may think or answers."""
-        return self._ids(f"{BEFORE}{prompt}{AFTER[thinking]}")
+    def turn(self, prompt: str, *, thinking: bool | None) -> list[int]:
+        """Token ids of a prompt as a person's turn, after which the model may think or answers; or
+        of the prompt alone, if `thinking` is None."""
+        before, after = TEMPLATES[thinking]
+        return self._ids(f"{before}{prompt}{after}")
 
-    def lost(self, turn: Sequence[int], most: int, *, thinking: bool) -> str:
+    def lost(self, turn: Sequence[int], most: int, *, thinking: bool | None) -> str:
         """Return the end of a turn's prompt that is cut where so many tokens are kept at most."""
-        prompt = turn[: -len(self._ids(AFTER[thinking]))]
+        _, after = TEMPLATES[thinking]
+        prompt = turn[: len(turn) - len(self._ids(after))]
         return self._words.decode(prompt[most:], skip_special_tokens=True)
 
     def _ids(self, text: str) -> list[int]:

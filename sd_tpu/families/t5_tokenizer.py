@@ -1,4 +1,4 @@
-"""Prompts -> token ids of T5, as Stable Diffusion 3 and FLUX.1 use it."""
+"""Prompts -> token ids of T5, as Stable Diffusion 3, FLUX.1 and Anima use it."""
 
 import json
 from collections.abc import Sequence
@@ -69,3 +69,8 @@ class T5Tokenizer:
             "tokenizer_class": "T5Tokenizer",
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def lengths(ids: np.ndarray) -> np.ndarray:
+    """Return how many tokens each text has of ids [N, length] that are filled up: [N] int32."""
+    return (ids.shape[1] - np.argmax(ids[:, ::-1] != PAD, axis=1)).astype(np.int32)

@@ -10,10 +10,13 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
+        "anima_conditioner": ["AnimaTextConditioner"],
         "controlnet": ["ControlNetModel"],
+        "cosmos_transformer": ["CosmosTransformer3DModel"],
         "flux2_transformer": ["Flux2Transformer2DModel"],
         "flux_transformer": ["FluxTransformer2DModel"],
         "ip_adapter": ["IPAdapterModel"],
+        "qwen_image_vae": ["AutoencoderKLQwenImage"],
         "safety_checker": ["StableDiffusionSafetyChecker"],
         "qwen3": ["Qwen3Model"],
         "sd3_transformer": ["SD3Transformer2DModel"],

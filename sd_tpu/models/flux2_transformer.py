@@ -17,11 +17,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Real
 
 from sd_tpu.checkpoint.config import Flux2TransformerConfig
+from sd_tpu.checkpoint.division import TensorParallelPlan
 from sd_tpu.models.layers import RMSNorm, TimestepEmbedding, linear, swiglu, timestep_encoding
 from sd_tpu.models.products import by_rows
 from sd_tpu.models.rotary import Rotation, rotation
 from sd_tpu.models.transformer_blocks import (
     EPS,
+    JOINT_COLUMNS,
+    JOINT_ROWS,
     AdaLayerNormContinuous,
     JointAttention,
     Modulation,
@@ -67,6 +70,25 @@ class Flux2Transformer2DModel(nnx.Module):
         )
         self.norm_out = AdaLayerNormContinuous(width, bias=False, **layer)
         self.proj_out = linear(width, outputs, bias=False, **layer)
+
+    @property
+    def tensor_parallel_plan(self) -> TensorParallelPlan:
+        """Rules for its division over chips."""
+        width, inside = self.config.width, self.config.feed_forward_dim
+        fed, single = r"transformer_blocks\.\d+\.ff(_context)?", r"single_transformer_blocks\.\d+"
+        return TensorParallelPlan(
+            heads=(self.config.num_attention_heads,),
+            columns={
+                JOINT_COLUMNS: (),
+                rf"{fed}\.linear_in": (inside, inside),
+                rf"{single}\.attn\.to_qkv_mlp_proj": (width, width, width, inside, inside),
+            },
+            rows={
+                JOINT_ROWS: (),
+                rf"{fed}\.linear_out": (),
+                rf"{single}\.attn\.to_out": (width, inside),
+            },
+        )
 
     def __call__(
         self,
@@ -194,7 +216,7 @@ class ParallelAttention(nnx.Module):
     def __init__(self, config: Flux2TransformerConfig, *, dtype, rngs: nnx.Rngs):
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         width, inside = config.width, config.feed_forward_dim
-        self.heads = config.num_attention_heads
+        self._all_heads = config.num_attention_heads
         self.to_qkv_mlp_proj = linear(width, 3 * width + 2 * inside, bias=False, **layer)
         self.norm_q = RMSNorm(config.attention_head_dim, EPS, **layer)
         self.norm_k = RMSNorm(config.attention_head_dim, EPS, **layer)
@@ -202,9 +224,10 @@ class ParallelAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, by: Rotation, keys: jax.Array | None) -> jax.Array:
         """x [B, N, width], by [1 or B, N, pairs], keys [B] or None for all -> like x."""
-        ends = [number * x.shape[-1] for number in (1, 2, 3)]
+        width, heads = map(self.to_qkv_mlp_proj.share_of, (x.shape[-1], self._all_heads))
+        ends = [number * width for number in (1, 2, 3)]
         q, k, v, inside = jnp.split(self.to_qkv_mlp_proj(x), ends, axis=-1)
-        q, k = self.norm_q.by_head(q, self.heads), self.norm_k.by_head(k, self.heads)
-        attended = attend(q, k, v, self.heads, by, keys)
+        q, k = self.norm_q.by_head(q, heads), self.norm_k.by_head(k, heads)
+        attended = attend(q, k, v, heads, by, keys)
         fed = swiglu(*jnp.split(inside, 2, axis=-1))
         return self.to_out(jnp.concatenate([attended, fed], axis=-1))

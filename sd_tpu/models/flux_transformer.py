@@ -14,10 +14,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import FluxTransformerConfig
+from sd_tpu.checkpoint.division import TensorParallelPlan
 from sd_tpu.models.layers import gelu_tanh, linear, pack, unpack
 from sd_tpu.models.rotary import Rotation, rotation
 from sd_tpu.models.transformer_blocks import (
     EPS,
+    JOINT_COLUMNS,
+    JOINT_ROWS,
     AdaLayerNormContinuous,
     Heads,
     JointTransformerBlock,
@@ -52,6 +55,16 @@ class FluxTransformer2DModel(nnx.Module):
         )
         self.norm_out = AdaLayerNormContinuous(width, **layer)
         self.proj_out = linear(width, outputs, **layer)
+
+    @property
+    def tensor_parallel_plan(self) -> TensorParallelPlan:
+        """Rules for its division over chips."""
+        width, single = self.config.width, r"single_transformer_blocks\.\d+"
+        return TensorParallelPlan(
+            heads=(self.config.num_attention_heads,),
+            columns={JOINT_COLUMNS: (), rf"{single}\.(attn\.to_[qkv]|proj_mlp)": ()},
+            rows={JOINT_ROWS: (), rf"{single}\.proj_out": (width, 4 * width)},
+        )
 
     def __call__(
         self,

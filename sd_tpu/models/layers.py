@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from sd_tpu.checkpoint.division import MODEL
 from sd_tpu.checkpoint.weights import Params, ShapesOnly
 from sd_tpu.models.attention import attention
 from sd_tpu.models.convolution import convolve, convolve_enlarged
@@ -81,6 +82,16 @@ def layer_norm(x: jax.Array, eps: float, scale: Weight, bias: Weight) -> jax.Arr
     return _normalized(x, partial(jnp.mean, axis=-1, keepdims=True), eps, scale, bias)
 
 
+def rms_norm(x: jax.Array, eps: float, scale: Weight) -> jax.Array:
+    """Normalize x [..., C] by its float32 root mean square along the last axis; keeps its dtype.
+
+    The scale is of any shape that broadcasts to that of x.
+    """
+    wide = x.astype(jnp.float32)
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    return (wide * (lax.rsqrt(square + eps) * scale)).astype(x.dtype)
+
+
 class RMSNorm(nnx.Module):
     """Normalization by the root mean square (Zhang and Sennrich 2019, arXiv:1910.07467), which is
     float32."""
@@ -91,9 +102,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalize x [..., C] over its last axis; keeps its dtype."""
-        wide = x.astype(jnp.float32)
-        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * (lax.rsqrt(square + self.eps) * self.scale)).astype(x.dtype)
+        return rms_norm(x, self.eps, self.scale)
 
     def by_head(self, x: jax.Array, heads: int) -> jax.Array:
         """Normalize the channels of each head of x [..., heads * C]; keeps its dtype.
@@ -121,7 +130,11 @@ def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
 
 
 class Linear(nnx.Linear):
-    """A dense layer in one dtype, whose kernel may be int8 with a scale for each output."""
+    """A dense layer in one dtype, whose kernel may be int8 with a scale for each output.
+
+    In a program over a mesh, a chip may have a share of the columns, whose outputs it computes; or
+    of the rows, for a share of the inputs, where the chips add up what they computed.
+    """
 
     kernel_scale: nnx.Param | None
 
@@ -133,15 +146,29 @@ class Linear(nnx.Linear):
 
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
         """[..., inputs] -> [..., outputs]."""
-        if self.kernel_scale is None:
+        if self.kernel_scale is None and not self._has_rows_elsewhere:
             return super().__call__(inputs, out_sharding)
-        y = self.wide(inputs.astype(self.dtype)).astype(self.dtype)
+        y = self._added_up(self._product(inputs.astype(self.dtype)).astype(self.dtype))
         return y if self.bias is None else y + self.bias[...]
 
     def wide(self, x: jax.Array) -> jax.Array:
         """Multiply x [..., inputs] by the kernel -> [..., outputs], whose sums stay float32."""
+        return self._added_up(self._product(x))
+
+    def share_of(self, count: int) -> int:
+        """Return how many of `count` equal parts of the outputs are computed on this chip."""
+        return count * self.kernel[...].shape[1] // self.out_features
+
+    @property
+    def _has_rows_elsewhere(self) -> bool:
+        return self.kernel[...].shape[0] < self.in_features
+
+    def _product(self, x: jax.Array) -> jax.Array:
         y = jnp.matmul(x, self.kernel[...].astype(x.dtype), preferred_element_type=jnp.float32)
         return y if self.kernel_scale is None else y * self.kernel_scale[...]
+
+    def _added_up(self, y: jax.Array) -> jax.Array:
+        return lax.psum(y, MODEL) if self._has_rows_elsewhere else y
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> Linear:

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from sd_tpu.checkpoint.config import Qwen3Config
+from sd_tpu.checkpoint.division import TensorParallelPlan
 from sd_tpu.models.layers import RMSNorm, linear
 from sd_tpu.models.rotary import Rotation, rotate_halves, text_rotation
 
@@ -38,6 +39,20 @@ class Qwen3Model(nnx.Module):
         if layers is None:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **layer)
 
+    @property
+    def tensor_parallel_plan(self) -> TensorParallelPlan:
+        """Rules for its division over chips."""
+        layer, config = r"layers\.\d+", self.config
+        return TensorParallelPlan(
+            heads=(config.num_attention_heads, config.num_key_value_heads),
+            columns={rf"{layer}\.(self_attn\.[qkv]_proj|mlp\.(gate|up)_proj)": ()},
+            rows={rf"{layer}\.(self_attn\.o_proj|mlp\.down_proj)": ()},
+        )
+
+    def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """ids [B, T] int32 -> normed states after the last layer [B, T, hidden_size]."""
+        return self.norm(self.states(ids, [len(self.layers)])[0])
+
     def states(
         self, ids: Int[Array, "b t"], taken: Sequence[int], lengths: Int[Array, " b"] | None = None
     ) -> list[Float[Array, "b t d"]]:
@@ -45,11 +60,12 @@ class Qwen3Model(nnx.Module):
 
         Args:
             ids: [B, T] int32.
-            taken: after how many layers states are taken, rising, at most all but one.
+            taken: after how many layers states are taken, rising.
             lengths: [B] int32, how many tokens of each text no other looks beyond; None is all.
 
         Returns:
-            Of each [B, T, hidden_size], transformers' `hidden_states`.
+            Of each [B, T, hidden_size], transformers' `hidden_states`, the last of which is normed
+            there.
         """
         x = self.embed_tokens(ids)
         by = text_rotation(ids.shape[1], self.config.head_dim, self.config.rope_theta)

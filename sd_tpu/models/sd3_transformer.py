@@ -9,9 +9,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import SD3TransformerConfig
+from sd_tpu.checkpoint.division import TensorParallelPlan
 from sd_tpu.models.layers import conv, linear
 from sd_tpu.models.transformer_blocks import (
     EPS,
+    JOINT_COLUMNS,
+    JOINT_ROWS,
     AdaLayerNormContinuous,
     JointTransformerBlock,
     TimestepTextEmbedding,
@@ -44,6 +47,15 @@ class SD3Transformer2DModel(nnx.Module):
         )
         self.norm_out = AdaLayerNormContinuous(config.width, **layer)
         self.proj_out = linear(config.width, config.patch_size**2 * config.out_channels, **layer)
+
+    @property
+    def tensor_parallel_plan(self) -> TensorParallelPlan:
+        """Rules for its division over chips."""
+        return TensorParallelPlan(
+            heads=(self.config.num_attention_heads,),
+            columns={JOINT_COLUMNS: ()},
+            rows={JOINT_ROWS: ()},
+        )
 
     def __call__(
         self,

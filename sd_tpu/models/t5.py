@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from sd_tpu.checkpoint.config import T5Config
+from sd_tpu.checkpoint.division import TensorParallelPlan
 from sd_tpu.models.layers import RMSNorm, gelu_tanh, linear
 
 
@@ -21,10 +22,24 @@ class T5EncoderModel(nnx.Module):
     """Token ids -> text embeddings. Every token sees every other, padding too."""
 
     def __init__(self, config: T5Config, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.config = config
         self.shared = nnx.Embed(
             config.vocab_size, config.d_model, dtype=dtype, param_dtype=dtype, rngs=rngs
         )
         self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
+
+    @property
+    def tensor_parallel_plan(self) -> TensorParallelPlan:
+        """Rules for its division over chips."""
+        attention, fed = "SelfAttention", "DenseReluDense"
+        layer = r"encoder\.block\.\d+\.layer\.[01]"
+        return TensorParallelPlan(
+            heads=(self.config.num_heads,),
+            columns={
+                rf"{layer}\.({attention}\.([qkv]|relative_attention_bias)|{fed}\.wi(_[01])?)": ()
+            },
+            rows={rf"{layer}\.({attention}\.o|{fed}\.wo)": ()},
+        )
 
     def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
         """ids [B, T] int32 -> [B, T, d_model], in the dtype of the parameters."""
@@ -103,7 +118,7 @@ class SelfAttention(nnx.Module):
     """Multi-head attention whose scores are not scaled, but biased by how far tokens are apart."""
 
     def __init__(self, config: T5Config, *, positions: bool, dtype, rngs: nnx.Rngs):
-        self.heads = config.num_heads
+        self._all_heads = config.num_heads
         self.max_distance = config.relative_attention_max_distance
         size = config.num_heads * config.d_kv
         layer: dict[str, Any] = dict(bias=False, dtype=dtype, rngs=rngs)
@@ -128,9 +143,8 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, bias: jax.Array) -> jax.Array:
         """x [B, T, d_model], bias [1, heads, T, T] float32 -> [B, T, d_model] float32."""
-        q, k, v = (
-            layer(x).reshape(*x.shape[:-1], self.heads, -1) for layer in (self.q, self.k, self.v)
-        )
+        heads = self.q.share_of(self._all_heads)
+        q, k, v = (layer(x).reshape(*x.shape[:-1], heads, -1) for layer in (self.q, self.k, self.v))
         product = partial(jnp.einsum, preferred_element_type=jnp.float32)
         scores = product("bqhd,bkhd->bhqk", q, k) + bias
         attended = product("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(v.dtype), v)

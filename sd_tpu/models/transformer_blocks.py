@@ -99,19 +99,23 @@ def attend(
     heads: int,
     by: Rotation | None = None,
     keys: jax.Array | None = None,
+    *,
+    halves: bool = False,
 ) -> jax.Array:
     """Attend after turning q and k [B, N, heads * size] by their positions, if `by` says how.
 
-    Everything else is as in `attention`.
+    Which channels are pairs `halves` says, as in `rotate_pairs`. Everything else is as in
+    `attention`.
     """
     if by is not None:
-        q, k = (rotate_pairs(each, by, heads) for each in (q, k))
+        q, k = (rotate_pairs(each, by, heads, halves=halves) for each in (q, k))
     return attention(q, k, v, heads, keys=keys)
 
 
 class Heads(nnx.Module):
-    """Queries, keys and values of tokens, the first two normed by head with `norm_eps` unless it is
-    None (Henry et al. 2020, arXiv:2010.04245)."""
+    """Queries of tokens, keys and values of the same or of others, which have as many channels or
+    `context`; queries and keys are normed by head with `norm_eps` unless it is None (Henry et al.
+    2020, arXiv:2010.04245)."""
 
     def __init__(
         self,
@@ -119,23 +123,33 @@ class Heads(nnx.Module):
         heads: int,
         norm_eps: float | None,
         *,
+        context: int | None = None,
         bias: bool = True,
         dtype,
         rngs: nnx.Rngs,
     ):
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        self.heads = heads
+        self._all_heads = heads
         self.to_q = linear(channels, channels, bias=bias, **layer)
-        self.to_k = linear(channels, channels, bias=bias, **layer)
-        self.to_v = linear(channels, channels, bias=bias, **layer)
+        self.to_k = linear(context or channels, channels, bias=bias, **layer)
+        self.to_v = linear(context or channels, channels, bias=bias, **layer)
         self.norm_q = head_norm(channels // heads, norm_eps, **layer)
         self.norm_k = head_norm(channels // heads, norm_eps, **layer)
 
-    def projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [B, N, channels] -> q, k and v like x."""
+    @property
+    def heads(self) -> int:
+        """Heads on this chip."""
+        return self.to_q.share_of(self._all_heads)
+
+    def projected(
+        self, x: jax.Array, context: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x [B, N, channels], context [B, M, context] (x itself if None) -> q [B, N, channels], k
+        and v [B, M, channels], of the heads on this chip."""
+        context = x if context is None else context
         q = normed_by_head(self.norm_q, self.to_q(x), self.heads)
-        k = normed_by_head(self.norm_k, self.to_k(x), self.heads)
-        return q, k, self.to_v(x)
+        k = normed_by_head(self.norm_k, self.to_k(context), self.heads)
+        return q, k, self.to_v(context)
 
 
 class ProjectedHeads(Heads):
@@ -147,12 +161,13 @@ class ProjectedHeads(Heads):
         heads: int,
         norm_eps: float | None,
         *,
+        context: int | None = None,
         bias: bool = True,
         dtype,
         rngs: nnx.Rngs,
     ):
         layer: dict[str, Any] = dict(bias=bias, dtype=dtype, rngs=rngs)
-        super().__init__(channels, heads, norm_eps, **layer)
+        super().__init__(channels, heads, norm_eps, context=context, **layer)
         self.to_out = nnx.List([linear(channels, channels, **layer)])
 
 
@@ -169,11 +184,28 @@ def normed_by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:
 class SelfAttention(ProjectedHeads):
     """Attention of tokens to each other, or to those of them that count."""
 
+    halves = False  # which channels of a head turn together, as `rotate_pairs` has it
+
     def __call__(
         self, x: jax.Array, by: Rotation | None = None, keys: jax.Array | None = None
     ) -> jax.Array:
         """x [B, N, channels], keys [B] or None for all -> like x."""
-        return self.to_out[0](attend(*self.projected(x), self.heads, by, keys))
+        projected = self.projected(x)
+        return self.to_out[0](attend(*projected, self.heads, by, keys, halves=self.halves))
+
+
+class HalvesAttention(SelfAttention):
+    """Self-attention of heads whose channels i and i + size / 2 turn together."""
+
+    halves = True
+
+
+class CrossAttention(ProjectedHeads):
+    """Attention of tokens to others."""
+
+    def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
+        """x [B, N, channels], context [B, M, context] -> like x."""
+        return self.to_out[0](attend(*self.projected(x, context), self.heads))
 
 
 class JointAttention(ProjectedHeads):
@@ -228,6 +260,13 @@ class JointAttention(ProjectedHeads):
         return self.to_out[0](attended), rest
 
 
+# Layers of `JointTransformerBlock` and its like that are divided by columns and by rows.
+JOINT_COLUMNS = (
+    r"transformer_blocks\.\d+\.(attn[12]?\.(to_[qkv]|add_[qkv]_proj)|ff(_context)?\.net\.0\.proj)"
+)
+JOINT_ROWS = r"transformer_blocks\.\d+\.(attn[12]?\.(to_out\.0|to_add_out)|ff(_context)?\.net\.2)"
+
+
 class GEGLU(nnx.Module):
     """A dense layer of which one half gates the other (Shazeer 2020, arXiv:2002.05202)."""
 
@@ -241,25 +280,28 @@ class GEGLU(nnx.Module):
 
 
 class GELU(nnx.Module):
-    """A dense layer and the tanh form of GELU."""
+    """A dense layer and a form of GELU."""
 
-    def __init__(self, inputs: int, outputs: int, *, dtype, rngs: nnx.Rngs):
-        self.proj = linear(inputs, outputs, dtype=dtype, rngs=rngs)
+    def __init__(
+        self, inputs: int, outputs: int, *, form=gelu_tanh, bias: bool = True, dtype, rngs: nnx.Rngs
+    ):
+        self.form = form
+        self.proj = linear(inputs, outputs, bias=bias, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., inputs] -> [..., outputs]."""
-        return gelu_tanh(self.proj(x))
+        return self.form(self.proj(x))
 
 
 class FeedForward(nnx.Module):
     """Two layers with four times the channels inside, the first of them GEGLU or GELU."""
 
-    def __init__(self, channels: int, first=GEGLU, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, channels: int, first=GEGLU, *, bias: bool = True, dtype, rngs: nnx.Rngs):
         # Checkpoints number the layers of a PyTorch Sequential; its number 1 is a dropout.
         self.net = nnx.Dict(
             {
                 "0": first(channels, 4 * channels, dtype=dtype, rngs=rngs),
-                "2": linear(4 * channels, channels, dtype=dtype, rngs=rngs),
+                "2": linear(4 * channels, channels, bias=bias, dtype=dtype, rngs=rngs),
             }
         )
 

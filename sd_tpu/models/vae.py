@@ -35,12 +35,16 @@ class AutoencoderKL(nnx.Module):
         self.config, self.dtype = config, dtype
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         moments = 2 * config.latent_channels
-        self.encoder = Encoder(config, **layer)
-        self.decoder = Decoder(config, **layer)
+        self.encoder, self.decoder = self.halves(config, **layer)
         if config.use_quant_conv:
             self.quant_conv = conv(moments, moments, 1, **layer)
         if config.use_post_quant_conv:
             self.post_quant_conv = conv(config.latent_channels, config.latent_channels, 1, **layer)
+
+    @staticmethod
+    def halves(config: Any, **layer: Any) -> tuple[nnx.Module, nnx.Module]:
+        """Return the encoder and the decoder."""
+        return Encoder(config, **layer), Decoder(config, **layer)
 
     def encode(
         self, images: Float[Array, "b height width c"]

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Real
 
 from sd_tpu.checkpoint.config import ZImageTransformerConfig
+from sd_tpu.checkpoint.division import TensorParallelPlan
 from sd_tpu.models.layers import RMSNorm, linear, swiglu, timestep_encoding
 from sd_tpu.models.products import by_rows
 from sd_tpu.models.rotary import Rotation, rotation
@@ -50,6 +51,16 @@ class ZImageTransformer2DModel(nnx.Module):
         self.t_embedder = TimestepEmbedder(config, **layer)
         self.layers = nnx.List([Block(config, **layer) for _ in range(config.n_layers)])
         self.all_final_layer = nnx.Dict({PATCHES: FinalLayer(config, channels, **layer)})
+
+    @property
+    def tensor_parallel_plan(self) -> TensorParallelPlan:
+        """Rules for its division over chips."""
+        block = r"(noise_refiner|context_refiner|layers)\.\d+"
+        return TensorParallelPlan(
+            heads=(self.config.n_heads,),
+            columns={rf"{block}\.(attention\.to_[qkv]|feed_forward\.w[13])": ()},
+            rows={rf"{block}\.(attention\.to_out\.0|feed_forward\.w2)": ()},
+        )
 
     def __call__(
         self,

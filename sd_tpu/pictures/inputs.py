@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, Self
@@ -286,6 +286,20 @@ class Canvas:
         framed = np.pad(self.mask > 0, 1, mode="edge")  # the canvas ends at no edge of the mask
         inside = ndimage.distance_transform_edt(framed)[1:-1, 1:-1] if not framed.all() else np.inf
         return np.minimum(self.mask, inside / (self.blur + 1)).astype(np.float32)
+
+
+def extension(pixels: np.ndarray, sides: Sequence[int]) -> tuple[Input, Input]:
+    """Return a larger canvas with a picture on it, and the mask of what is new there.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        sides: pixels to the left, above, to the right and below.
+    """
+    left, top, right, bottom = sides
+    beside = ((top, bottom), (left, right))
+    canvas = np.pad(pixels, (*beside, (0, 0)), mode="edge")
+    mask = np.pad(np.zeros(pixels.shape[:2], np.uint8), beside, constant_values=255)
+    return Input.of_pixels(canvas), Input.of_pixels(mask)
 
 
 def control_pixels(picture: Picture, inputs: Mapping[str, Input]) -> np.ndarray:

@@ -497,7 +497,7 @@ class FlaxDiffusionPipeline:
         ours = jax.device_put(ours, where(programs.mesh))
         if start_images:
             encoder = self._encoder_for(model, ours, size, programs.stacked)
-            entering = encoder.encode(ours, entering, programs.device)
+            entering = encoder.encode(ours, entering, programs.replica)
         if noise is not None:
             fresh = self._as_ours(programs, flat(noise, 3, "noise"), "noise", count)
             entering = {

@@ -1,29 +1,46 @@
 """The device mesh and where arrays live on it.
 
-One axis, `data`: slots and training batches are split over it, weights are on every device.
+It has two axes. Slots and training batches are split over `replica`; over the chips of a replica,
+which lie along `model`, weights are divided where one chip cannot hold them
+(`sd_tpu/checkpoint/division.py`), and everything else is on each of them.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sd_tpu.checkpoint.division import MODEL
 from sd_tpu.memory import machine_memory
 
-AXIS = "data"
-SPLIT = PartitionSpec(AXIS)
+REPLICA = "replica"
+MESH_AXES = (REPLICA, MODEL)
+SPLIT = PartitionSpec(REPLICA)
 REPLICATED = PartitionSpec()
 
 
-def make_mesh(devices: int | None = None) -> Mesh:
+def make_mesh(devices: int | None = None, tensor_parallel: int = 1) -> Mesh:
     """Return a mesh of this process's first `devices` devices, or of all of them.
 
+    Each `tensor_parallel` of them are a replica.
+
     Raises:
-        ValueError: there are fewer devices than asked for.
+        ValueError: there are fewer devices than asked for, or they do not make up whole replicas.
     """
     present = jax.local_devices()
     if devices is not None and not 1 <= devices <= len(present):
         raise ValueError(f"{devices} devices were asked for and {len(present)} are here.")
-    return Mesh(np.asarray(present[:devices]), (AXIS,))
+    used = present[:devices]
+    if tensor_parallel < 1 or len(used) % tensor_parallel:
+        raise ValueError(f"{len(used)} devices do not make up replicas of {tensor_parallel} each.")
+    return mesh_of(used, tensor_parallel)
+
+
+def mesh_of(devices: Sequence[Any], tensor_parallel: int = 1) -> Mesh:
+    """Return the mesh of these devices, each `tensor_parallel` of which are a replica."""
+    return Mesh(np.asarray(devices).reshape(-1, tensor_parallel), MESH_AXES)
 
 
 def set_host_devices(count: int) -> None:
@@ -51,8 +68,13 @@ def bytes_to_keep(memory: int | None, devices: int) -> int:
 
 
 def split(mesh: Mesh) -> NamedSharding:
-    """Placement of arrays whose leading axis is divided over the devices."""
+    """Placement of arrays whose leading axis is divided over the replicas."""
     return NamedSharding(mesh, SPLIT)
+
+
+def replicas(mesh: Mesh) -> int:
+    """Return how many replicas a mesh has."""
+    return mesh.shape[REPLICA]
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

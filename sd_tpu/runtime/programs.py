@@ -1,8 +1,9 @@
 """The three compiled programs, encode, advance and decode: `sd_tpu.runtime.slots` over all devices.
 
-The slots are divided over the devices; weights are on each device whole. What a picture begins with
-besides noise has a program of its own, `ImageEncoder`, for those who need it; so have previews by
-models that draw them.
+The slots are divided over the replicas. Each chip of a replica computes the same with all of the
+weights, or has shares of them and exchanges sums with the others (`sd_tpu/checkpoint/division.py`).
+What a picture begins with besides noise has a program of its own, `ImageEncoder`, for those who
+need it; so have previews by models that draw them.
 """
 
 import hashlib
@@ -18,11 +19,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, UInt8
 
+from sd_tpu.checkpoint.division import undivided
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
 from sd_tpu.memory import return_freed_memory
 from sd_tpu.runtime.compiler import compiler_options
-from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicated, split
+from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicas, replicated, split
 from sd_tpu.runtime.slots import (
     GUIDED,
     MASKED_PICTURE,
@@ -62,29 +64,31 @@ class Programs:
         group: int = 1,
         guided: bool = True,
         stacked: bool = False,
+        divisions: Params | None = None,
     ):
         """Prepare the programs; the first call of each compiles it.
 
         Args:
             model: the networks.
             mesh: the devices.
-            slots: how many, rounded up to a multiple of the devices times `group`.
+            slots: how many, rounded up to a multiple of the replicas times `group`.
             height: of the pictures, in pixels.
             width: of the pictures, in pixels.
-            group: slots that a device steps together, guided ones in one doubled batch.
+            group: slots that a replica steps together, guided ones in one doubled batch.
             guided: whether any picture may be; if not, one picture takes half as long.
-            stacked: parameters lead with a device axis, as flax's `replicate` leaves them.
+            stacked: parameters lead with an axis of replicas, as flax's `replicate` leaves them.
+            divisions: of the parameters over the chips of a replica; by default they are whole.
 
         Raises:
             ValueError: the model cannot make pictures of this size.
         """
         self.model, self.mesh, self._guided = model, mesh, guided
         self.latent_shape = model.latent_shape(height, width)
-        share = mesh.size * group
+        share = replicas(mesh) * group
         self.slots = -(-slots // share) * share
         self.traces: Counter[str] = Counter()
-        params = SPLIT if stacked else REPLICATED
-        self.stacked = stacked
+        params = _specs(mesh, divisions, stacked=stacked)
+        self.stacked, self.divisions = stacked, divisions
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
         self._advance = self._compile(
             "advance",
@@ -121,12 +125,12 @@ class Programs:
             return_freed_memory()
         return result
 
-    def device(self, slot: int) -> int:
-        """Return the number of the device that a slot is on."""
-        return slot // (self.slots // self.mesh.size)
+    def replica(self, slot: int) -> int:
+        """Return the number of the replica that a slot is on."""
+        return slot // (self.slots // replicas(self.mesh))
 
     def empty(self) -> Slots:
-        """Idle slots, divided over the devices."""
+        """Idle slots, divided over the replicas."""
         return self._empty()
 
     def encode(
@@ -136,7 +140,7 @@ class Programs:
         return self._call("encode", params, slots, self.gather(entering))
 
     def gather(self, entering: Mapping[int, SlotInputs | None]) -> SlotInputs:
-        """Return the arguments of the compiled `encode` for these images, divided over the devices.
+        """Return the arguments of the compiled `encode` for these images, by replica.
 
         Raises:
             ValueError: an image has guidance and the programs are compiled without.
@@ -195,8 +199,8 @@ class Programs:
 class ImageEncoder:
     """Encoder of start and reference pictures of one size.
 
-    It is compiled when it is made, by whichever thread makes it, while others draw. What it made
-    last it keeps, up to KEPT_BYTES, so that pictures that many images share are encoded once.
+    `compile` or else the first call compiles it. What it made last it keeps, up to KEPT_BYTES, so
+    that pictures that many images share are encoded once.
     """
 
     def __init__(
@@ -211,55 +215,61 @@ class ImageEncoder:
         dtype: Any = np.float32,
         names: Sequence[str] = (START_PICTURE, MASKED_PICTURE),
         stacked: bool = False,
+        divisions: Params | None = None,
     ):
-        """Compile the encoder.
+        """Prepare the encoder.
 
         Args:
             encode: of parameters and a picture [H, W, 3], such as a model's.
             mesh: the devices.
-            params: shapes of the parameters that it takes, without a device axis.
+            params: shapes of the parameters that it takes, without an axis of replicas.
             height: of the pictures, in pixels.
             width: of the pictures, in pixels.
             network_dtype: of the arithmetic, by which the compiler is told what is fast.
             dtype: of the pictures; those in uint8 are made float32 for it.
             names: of the pictures that it is for, without their numbers.
             stacked: as `Programs` takes it.
+            divisions: as `Programs` takes them.
         """
         self._mesh, self._names, self._parts = mesh, frozenset(names), tuple(params)
         self._blank = np.zeros((height, width, 3), dtype)
         self._kept: dict[Key, np.ndarray] = {}
-        specs = (SPLIT if stacked else REPLICATED), SPLIT, SPLIT
+        specs = _specs(mesh, divisions, stacked=stacked), SPLIT, SPLIT
         function = _over_devices(
             partial(encode_images, encode), mesh, specs, dtype=network_dtype, stacked=stacked
         )
-        lead, where = ((mesh.size,), split(mesh)) if stacked else ((), replicated(mesh))
+        count = replicas(mesh)
+        placed = placed_shapes(mesh, params, divisions, stacked=stacked)
+        images = jax.ShapeDtypeStruct((count, height, width, 3), dtype, sharding=split(mesh))
+        wanted = jax.ShapeDtypeStruct((count,), bool, sharding=split(mesh))
+        self._lower = partial(function.lower, placed, images, wanted)
+        self._compiled: Callable | None = None
 
-        def shape(of: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((*lead, *of.shape), of.dtype, sharding=where)
-
-        images = jax.ShapeDtypeStruct((mesh.size, height, width, 3), dtype, sharding=split(mesh))
-        wanted = jax.ShapeDtypeStruct((mesh.size,), bool, sharding=split(mesh))
-        self._compiled = function.lower(jax.tree.map(shape, params), images, wanted).compile()
-        return_freed_memory()
+    def compile(self) -> Callable:
+        """Compile the encoder if it is not compiled yet, and return the program."""
+        if self._compiled is None:
+            self._compiled = self._lower().compile()
+            return_freed_memory()
+        return self._compiled
 
     def encode(
         self,
         params: Params,
         entering: Mapping[int, SlotInputs | None],
-        device: Callable[[int], int],
+        replica: Callable[[int], int],
         whose: Mapping[int, Hashable] = MappingProxyType({}),
     ) -> dict[int, Any]:
         """Encode pictures of slot inputs, and return the inputs with latents in their place.
 
         Arguments are those of `latents`.
         """
-        return encoded(entering, self.latents(params, entering, device, whose))
+        return encoded(entering, self.latents(params, entering, replica, whose))
 
     def latents(
         self,
         params: Params,
         entering: Mapping[int, SlotInputs | None],
-        device: Callable[[int], int],
+        replica: Callable[[int], int],
         whose: Mapping[int, Hashable] = MappingProxyType({}),
     ) -> dict[int, dict[str, np.ndarray]]:
         """Encode those pictures of slot inputs that are of the encoder's size.
@@ -267,8 +277,8 @@ class ImageEncoder:
         Args:
             params: as the programs take them.
             entering: slot inputs by slot.
-            device: of a slot, by whose parameters its pictures are encoded.
-            whose: tells the parameters of a device from others, between calls; by default nothing
+            replica: of a slot, by whose parameters its pictures are encoded.
+            whose: tells the parameters of a replica from others, between calls; by default nothing
                 does, and nothing is kept.
 
         Returns:
@@ -281,7 +291,7 @@ class ImageEncoder:
                 if kind_of_picture(name) not in self._names or picture.shape != self._blank.shape:
                     continue
                 image = np.ascontiguousarray(picture)
-                there = device(slot)
+                there = replica(slot)
                 key = keys[slot, name] = (
                     whose.get(there, there),
                     hashlib.sha256(image.data).digest(),
@@ -305,22 +315,22 @@ class ImageEncoder:
     def _encode(
         self, params: Params, waiting: Mapping[Key, tuple[int, np.ndarray]]
     ) -> dict[Key, np.ndarray]:
-        """Encode pictures on their devices, one a device at a time."""
+        """Encode pictures on their replicas, one a replica at a time."""
         where, found = split(self._mesh), {}
         queues = [
-            [(key, image) for key, (device, image) in waiting.items() if device == number]
-            for number in range(self._mesh.size)
+            [(key, image) for key, (replica, image) in waiting.items() if replica == number]
+            for number in range(replicas(self._mesh))
         ]
         for turn in itertools.zip_longest(*queues, fillvalue=(None, self._blank)):
             images = np.stack(
                 [image if image.dtype == self._blank.dtype else signed(image) for _, image in turn]
             )
             wanted = np.array([key is not None for key, _ in turn])
-            encoded = self._compiled(
+            encoded = self.compile()(
                 {part: params[part] for part in self._parts},
                 *jax.device_put((images, wanted), where),
             )
-            # Copied: a view would keep those of all devices in memory.
+            # Copied: a view would keep those of all replicas in memory.
             found |= {
                 key: one.copy()
                 for (key, _), one in zip(turn, np.asarray(encoded), strict=True)
@@ -339,17 +349,42 @@ def encoded(
     }
 
 
+def shardings(mesh: Mesh, divisions: Params, *, stacked: bool) -> Params:
+    """Return where the parameters of all replicas lie; `stacked` is as `Programs` takes it."""
+    return jax.tree.map(
+        lambda division: division.sharding(split(mesh) if stacked else replicated(mesh), stacked),
+        divisions,
+    )
+
+
+def placed_shapes(mesh: Mesh, params: Params, divisions: Params | None, *, stacked: bool) -> Params:
+    """Return the shapes of parameters with the places of `shardings`."""
+    lead = (replicas(mesh),) * stacked
+    return jax.tree.map(
+        lambda of, where: jax.ShapeDtypeStruct((*lead, *of.shape), of.dtype, sharding=where),
+        params,
+        shardings(mesh, divisions or undivided(params), stacked=stacked),
+    )
+
+
+def _specs(mesh: Mesh, divisions: Params | None, *, stacked: bool) -> Any:
+    """Return how `_over_devices` divides parameters."""
+    if divisions is None:
+        return SPLIT if stacked else REPLICATED
+    return jax.tree.map(lambda where: where.spec, shardings(mesh, divisions, stacked=stacked))
+
+
 def _over_devices(
     function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool, donate=(), advance: bool = False
 ):
-    """Compile a function of parameters and each device's share of the other arguments."""
+    """Compile a function of parameters and each replica's share of the other arguments."""
 
     def called(params, *arguments):
         if stacked:
             params = jax.tree.map(lambda x: x[0], params)
         return function(params, *arguments)
 
-    # Varying-axes checking has no rule for loops whose trip count differs between devices.
+    # Varying-axes checking has no rule for loops whose trip count differs between replicas.
     mapped = jax.shard_map(called, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=False)
     return jax.jit(
         mapped,

@@ -16,6 +16,7 @@ from typing import Any
 from sd_tpu.checkpoint import single_file
 from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import CheckpointError, is_file, paths_within, read_json
+from sd_tpu.checkpoint.folder import index_file
 from sd_tpu.checkpoint.library import RESCAN_SECONDS, Library
 from sd_tpu.checkpoint.weights import written
 from sd_tpu.families import find_family
@@ -213,7 +214,7 @@ class Catalog:
             self.ip_adapters
             or self.edits("")
             or any(
-                _edits(path, written(path if path.is_file() else path / "model_index.json"))
+                _edits(path, written(path if path.is_file() else index_file(path)))
                 for path in paths
             )
         )
@@ -279,6 +280,10 @@ class Catalog:
         """Return a checkpoint of the architecture, and its defaults."""
         checkpoint = self._architectures[architecture]
         return checkpoint, _defaults(checkpoint, self._size)
+
+    def sample_network(self, part: str, kind: str) -> ExtraNetwork:
+        """Return a network of this component and architecture, as `kind` names it."""
+        return next(each for each in self._networks[part].values() if self.kind(each) == kind)
 
     # --- `sd_tpu.request.ModelCatalog` ----------------------------------------------------------
 
@@ -466,7 +471,7 @@ def _edits(path: Path, _: tuple[int, int] | None) -> bool:
         index = (
             {"_class_name": single_file.read(path).class_name}
             if is_file(path)
-            else read_json(path / "model_index.json")
+            else read_json(index_file(path))
         )
         return bool(find_family(index).max_references)
     except CheckpointError:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypedDict, Unpack
 import numpy as np
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.checkpoint.division import CHIPS
 from sd_tpu.checkpoint.library import Library
 from sd_tpu.doctor import Device, Diagnosis, diagnose
 from sd_tpu.families.adapters import Adapters
@@ -66,6 +67,7 @@ class Status:
     Attributes:
         taking: whether what is asked for is drawn: all is compiled, and nothing about to end.
         devices: the kind of each, as its maker calls it.
+        tensor_parallel: how many of them are a replica.
         dtype: of the parameters.
         jobs: requests that are not over.
         waiting: pictures without a slot.
@@ -78,6 +80,7 @@ class Status:
     taking: bool
     devices: tuple[str, ...]
     dtype: str
+    tensor_parallel: int = 1
     jobs: int = 0
     waiting: int = 0
     occupied: int = 0
@@ -281,8 +284,7 @@ class EngineClient(abc.ABC):
     ) -> Job:
         """Queue a resolved request.
 
-        Clients share the devices fairly. The first start picture of a model and a size compiles its
-        encoder before this returns.
+        Clients share the devices fairly.
 
         Args:
             resolved: by this client's resolver.
@@ -295,7 +297,7 @@ class EngineClient(abc.ABC):
         Raises:
             Busy: too much waits already.
             Closing: the server is shutting down.
-            RequestError: the encoder of its input pictures cannot be compiled.
+            RequestError: the devices can never hold what a picture needs.
         """
 
     @abc.abstractmethod
@@ -319,45 +321,6 @@ class EngineClient(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Cancel everything and end all threads."""
-
-    def notes(self, request: Request) -> list[str]:
-        """Return remarks about words past the tokens that the model sees, or unknown to it.
-
-        Raises:
-            RequestError: a prompt cannot be drawn.
-        """
-        request = self.resolver.named(request)
-        pictures = {index: request.picture(index) for index in request.indices()}
-        models = {
-            index: self.catalog.open(picture.model).checkpoint
-            for index, picture in pictures.items()
-        }
-        lost = {
-            f"Prompt {index + 1}": self.count(picture.prompt, picture.model).lost
-            for index, picture in pictures.items()
-        }
-        for index, picture in pictures.items():
-            overrides = "negative_prompt" in request.overrides(index)
-            whose = f" of prompt {index + 1}" if overrides else ""
-            lost[f"The negative prompt{whose}"] = self.count(
-                picture.negative_prompt, picture.model
-            ).lost
-        notes = [
-            f"{name} is too long for the model, which will not see its end: “{_short(words)}”"
-            for name, words in lost.items()
-            if words
-        ]
-        unknown = dict.fromkeys(
-            word
-            for index, picture in pictures.items()
-            for word in models[index].unknown_words(picture.prompt)
-        )
-        if unknown:
-            notes.append(
-                "The model was never shown these words, and draws something else there: "
-                f"“{_short(', '.join(unknown))}”"
-            )
-        return notes
 
     def diagnose(self) -> Diagnosis:
         """Look at the machine of this process and at the devices, as `sd_tpu.doctor` does in
@@ -446,6 +409,7 @@ def open_models(
     model: str | Path = BUNDLED_MODEL,
     *,
     dtype: str,
+    tensor_parallel: int = 1,
     models: str | Path | None = None,
     revision: str | None = None,
     variant: str | None = None,
@@ -477,6 +441,7 @@ def open_models(
     Args:
         model: folder, single file or hub id, or the name of one in `models`.
         dtype: "float32" or "bfloat16".
+        tensor_parallel: as `Checkpoint.open` takes it.
         models: a folder whose checkpoints are offered as well.
         revision: branch, tag or commit on the hub.
         variant: of the weight files, such as "fp16".
@@ -509,8 +474,8 @@ def open_models(
     Raises:
         CheckpointError: the model, a ControlNet or an IP-Adapter cannot be opened, or a folder
             cannot be read.
-        ValueError: the size or the downsampling is not possible, or the decoder or int8 is for none
-            of the models.
+        ValueError: the size or the downsampling is not possible, or the decoder, int8 or the number
+            of chips is for none of the models.
     """
     models, lora_dir, embedding_dir, wildcard_dir, styles, image_encoder = (
         expanded(path) if path else None
@@ -524,6 +489,7 @@ def open_models(
         safety_checker=safety_checker,
         t5=t5,
         weights=weights,
+        tensor_parallel=tensor_parallel,
     )
     if models is not None and not models.is_dir():
         raise ValueError(f"There is no folder {str(models)!r} with models.")
@@ -543,6 +509,16 @@ def open_models(
         raise ValueError(
             f"Weights in {weights} are for models with a transformer, such as FLUX.2 klein or "
             f"Z-Image; {first.card.name} has none."
+        )
+    if tensor_parallel > 1 and not (first.is_divided(tensor_parallel) or models):
+        possible = [str(chips) for chips in CHIPS[1:] if first.is_divided(chips)]
+        raise ValueError(
+            f"{first.card.name} is not divided over {tensor_parallel} chips: "
+            + (
+                f"it has heads and channels for {' or '.join(possible)}."
+                if possible
+                else "only transformers are, such as FLUX.2 klein or Z-Image."
+            )
         )
     if tiny and not (first.parameters.decoder or models):
         raise ValueError(
@@ -575,7 +551,3 @@ def open_models(
 
 def _in_order(pictures: Iterable[DrawnImage]) -> list[DrawnImage]:
     return sorted(pictures, key=lambda picture: picture.index)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -11,8 +11,8 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
@@ -23,28 +23,27 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_within
+from sd_tpu.checkpoint.division import bytes_of, undivided
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.doctor import Device, Diagnosis, diagnose
 from sd_tpu.families.adapters import Adapters
-from sd_tpu.families.checkpoint import bytes_of
 from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import REFERENCE
 from sd_tpu.families.model import Model
 from sd_tpu.runtime.dtype import chosen_dtype
-from sd_tpu.runtime.mesh import device_bytes, make_mesh
-from sd_tpu.runtime.programs import ImageEncoder, Programs, encoded
+from sd_tpu.runtime.mesh import device_bytes, make_mesh, replicas
+from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import (
     MASKED_PICTURE,
     REFERENCE_PICTURE,
     START_PICTURE,
-    PictureSize,
     SlotInputs,
     empty_slots,
 )
 from sd_tpu.runtime.weights import merge
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
-from sd_tpu.serving.catalog import Catalog
+from sd_tpu.serving.catalog import Catalog, OpenedModel
 from sd_tpu.serving.client import (
     ABANDONED_SECONDS,
     Closing,
@@ -53,14 +52,14 @@ from sd_tpu.serving.client import (
     Status,
     open_models,
 )
-from sd_tpu.serving.encoders import Encoders
-from sd_tpu.serving.job import Cancelled, Event, Interrupted, Job, tile_indices
+from sd_tpu.serving.job import Cancelled, Event, Failed, Interrupted, Job, tile_indices
 from sd_tpu.serving.latency import LatencyModel, lanes_left
-from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
+from sd_tpu.serving.plan import Batch, Encoder, Plan, Report, Ticket, Training, Weights
+from sd_tpu.serving.replicas import fewest_chips
 from sd_tpu.serving.resolve import BatchKey, ResolvedPicture, ResolvedRequest
 from sd_tpu.serving.scheduler import Busy, Scheduler
 from sd_tpu.serving.tally import Tally
-from sd_tpu.serving.worker import Worker, reason_of
+from sd_tpu.serving.worker import Trainee, Worker, reason_of
 from sd_tpu.settings import Picture
 
 log = logging.getLogger(__name__)
@@ -100,43 +99,45 @@ class Engine(EngineClient):
         memory: int | None = None,
         adapters: Adapters | None = None,
     ):
-        """Read the first model's parameters and start the thread, which compiles and then serves.
+        """Begin with nothing on the devices; `open` has an engine start.
 
         Args:
             catalog: the models.
             mesh: the devices.
-            group: slots that a device steps together.
+            group: slots that a replica steps together.
             memory: bytes of each device that may be taken; None is what the devices have.
             adapters: LoRAs and embeddings that prompts may use.
-
-        Raises:
-            CheckpointError: the first model's parameters cannot be read.
         """
         super().__init__(catalog, adapters)
-        self.mesh, self._group = mesh, group
-        self._encoders = Encoders()
-        self._finished_jobs: list[int] = []  # jobs whose encoders may still be used by a plan
-        self._loaded = 0  # parameters, which may be others each time
-        self.worker = Worker(mesh, self._read, self._build, self._prepare)
-        params = self._read(self.weights, self.worker.weights.on(range(mesh.size)))
+        self.mesh, self._group, self._replicas = mesh, group, replicas(mesh)
+        self.worker = Worker(mesh, self._read, self._build, self._image_encoder)
         self._batches: dict[BatchKey, Batch] = {}
-        self._submitting: dict[int, set[Batch]] = {}  # needed by jobs that are being submitted
+        self._submitting: dict[int, dict[int, Batch]] = {}  # by job and picture
         self._kinds: dict[Batch, _Kind] = {}
         self.batch = self._batch(self.resolver.estimated(_with_steps(self.defaults)))
         self.programs = self._programs_of(self.batch)
         self.latency = LatencyModel()
         least = sum(each.memory for each in (self.batch, *self.batch.needs, self.weights))
         limit = memory or max(device_bytes(mesh), least)
-        self.scheduler = Scheduler(mesh.size, self.latency, memory=limit)
-        for device in range(mesh.size):
-            self.scheduler.hold(device, self.weights)
-            self.worker.weights.record(device, self.weights, params)
+        self.scheduler = Scheduler(self._replicas, self.latency, memory=limit)
         self.tally = Tally()
         self._jobs: dict[int, Job] = {}
         self._numbers = itertools.count(1)
         self._change = threading.Condition()  # guards the scheduler and the jobs
         self._closed = self._draining = False
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+
+    def _start(self) -> None:
+        """Read the first model's parameters and start the thread, which compiles and then serves.
+
+        Raises:
+            CheckpointError: the parameters cannot be read.
+        """
+        everywhere = range(self._replicas)
+        params = self._read(self.weights, self.worker.weights.on(everywhere))
+        for replica in everywhere:
+            self.scheduler.hold(replica, self.weights)
+            self.worker.weights.record(replica, self.weights, params)
         self._thread.start()
 
     @classmethod
@@ -145,6 +146,7 @@ class Engine(EngineClient):
         model: str | Path = BUNDLED_MODEL,
         *,
         devices: int | None = None,
+        tensor_parallel: int | None = None,
         memory: int | None = None,
         group: int | None = None,
         dtype: str | None = None,
@@ -158,8 +160,10 @@ class Engine(EngineClient):
         Args:
             model: folder, single file or hub id, or the name of one of the other models.
             devices: how many of this process's devices to use; all by default.
+            tensor_parallel: how many of them are a replica, over which transformers and language
+                models are divided; by default as few as the first model needs, on CPUs one.
             memory: bytes of each device that may be taken; by default what it has.
-            group: slots that a device steps together; by default what its platform is good at.
+            group: slots that a replica steps together; by default what its platform is good at.
             dtype: "float32" or "bfloat16", or "auto" for what the platform is fastest in; by
                 default float32 on CPU and bfloat16 elsewhere.
             options: as `open_models` takes them.
@@ -168,16 +172,38 @@ class Engine(EngineClient):
             CheckpointError: the model cannot be loaded, or a folder cannot be read.
             ValueError: there are too few devices, or as `open_models`.
         """
-        mesh = make_mesh(devices)
+        mesh = make_mesh(devices, tensor_parallel or 1)
         platform = mesh.devices.flat[0].platform
         on_cpu = platform == "cpu"
         chosen = chosen_dtype(dtype, platform)
         if dtype == "auto":
             log.info("%s is the faster dtype here.", chosen)
-        catalog, adapters = open_models(model, dtype=chosen, **options)
+        open_for = partial(open_models, model, dtype=chosen, **options)
+        catalog, adapters = open_for(tensor_parallel=tensor_parallel or 1)
+        if tensor_parallel is None and not on_cpu:
+            room = memory or device_bytes(mesh)
+            tensor_parallel = _fewest_chips(catalog.open(""), mesh.size, room, group)
+            if tensor_parallel > 1:
+                mesh = make_mesh(devices, tensor_parallel)
+                catalog, adapters = open_for(tensor_parallel=tensor_parallel)
+        first = catalog.open("").checkpoint
+        if mesh.size > replicas(mesh):
+            log.info(
+                "%d chips are a replica: each has %.1f GB of the %.1f GB that %s takes.",
+                mesh.size // replicas(mesh),
+                first.parameters.memory / 1e9,
+                first.memory_on(1) / 1e9,
+                first.card.name,
+            )
         if group is None:
-            group = 1 if on_cpu else min(ACCELERATOR_GROUP, max(1, SLOTS // mesh.size))
-        return cls(catalog, mesh, group=group, memory=memory, adapters=adapters)
+            group = 1 if on_cpu else _accelerator_group(replicas(mesh))
+        engine = cls(catalog, mesh, group=group, memory=memory, adapters=adapters)
+        try:
+            engine._start()
+        except BaseException:
+            engine.worker.close()
+            raise
+        return engine
 
     def queue(
         self,
@@ -191,58 +217,53 @@ class Engine(EngineClient):
         request, number = resolved.request, next(self._numbers)
         tilings = {index: each.tiling for index, each in resolved.pictures.items() if each.tiling}
         canvases = {index: each.canvas for index, each in resolved.pictures.items() if each.canvas}
-        tickets = [
-            Ticket(
-                job=number,
-                index=where,
-                client=client,
-                address=address,
-                batch=self._batch(picture),
-                weights=picture.weights,
-                kinds=slot.kinds,
-                previews=previews and not picture.tiling,
-                slot_inputs=slot,
-            )
-            for index, picture in resolved.pictures.items()
-            for where, slot in zip(
-                tile_indices(request, index, picture.tiling), picture.slots, strict=True
-            )
-        ]
-        with self._change:
-            self._check_room(tickets)  # before anything is compiled for them
-        self._submitting[number] = {ticket.batch for ticket in tickets}
+        batches = self._submitting[number] = {}  # which are not forgotten meanwhile
         try:
-            for ticket in tickets:
-                self._encoders_of(ticket.batch, ticket.slot_inputs.picture_sizes, number)
+            for index, picture in resolved.pictures.items():
+                batches[index] = self._batch(picture)
+            tickets = [
+                Ticket(
+                    job=number,
+                    index=where,
+                    client=client,
+                    address=address,
+                    batch=batches[index],
+                    weights=picture.weights,
+                    encoders=self._encoders(picture, slot),
+                    kinds=slot.kinds,
+                    previews=previews and not picture.tiling,
+                    slot_inputs=slot,
+                )
+                for index, picture in resolved.pictures.items()
+                for where, slot in zip(
+                    tile_indices(request, index, picture.tiling), picture.slots, strict=True
+                )
+            ]
             with self._change:
-                self._check_room(tickets)
-                self.scheduler.submit(tickets, time.monotonic(), steps=resolved.steps)
+                self._take(tickets, resolved.steps)
                 job = self._jobs[number] = Job(
                     request, number, client, self._cancel, canvases, address, tilings
                 )
                 self._emit_events()
                 self._change.notify_all()
-        except BaseException:
-            self._encoders.release(number)
-            raise
         finally:
             del self._submitting[number]
         return job
 
-    def _check_room(self, tickets: Sequence[Ticket]) -> None:
-        """Raise the error of `submit` if the tickets are not taken now. Needs the lock."""
+    def _take(self, tickets: Sequence[Ticket], steps: int) -> None:
+        """Have tickets wait, or raise the error of `queue`. Needs the lock."""
         if self._closed or self._draining:
             raise Closing("The server is shutting down.")
         try:
-            self.scheduler.check_room(tickets)
+            self.scheduler.submit(tickets, time.monotonic(), steps=steps)
         except Busy:
             self.tally.refused += 1
             raise
 
     @property
     def params(self) -> Params:
-        """The first model's parameters, as `programs` takes them, while all devices hold them."""
-        return self.worker.weights.together([self.weights] * self.mesh.size)
+        """The first model's parameters, as `programs` takes them, while all replicas hold them."""
+        return self.worker.weights.together([self.weights] * self._replicas)
 
     @property
     def occupied(self) -> int:
@@ -267,6 +288,7 @@ class Engine(EngineClient):
                 taking=taking,
                 devices=tuple(d.device_kind for d in self.mesh.devices.flat),
                 dtype=str(self.checkpoint.model.dtype),
+                tensor_parallel=self.mesh.size // self._replicas,
                 jobs=len(self._jobs),
                 waiting=self.scheduler.waiting,
                 occupied=self.scheduler.occupied,
@@ -283,7 +305,7 @@ class Engine(EngineClient):
     def seconds(self, *pictures: Picture) -> float | None:
         """Estimate the seconds of pictures, as `EngineClient.seconds`.
 
-        No device is done before the longest picture, nor all of them before their share of the
+        No replica is done before the longest picture, nor all of them before their share of the
         work is.
         """
         longest = work = 0.0
@@ -299,7 +321,7 @@ class Engine(EngineClient):
             kinds = [slot.kinds for slot in resolved.slots]
             longest = max(longest, sum(map(latency.of_picture, kinds)))
             work += count * sum(latency.in_crowd(lanes_left(each)[-1]) for each in kinds)
-        return max(longest, work / self.mesh.size)
+        return max(longest, work / self._replicas)
 
     def drain(self, seconds: float) -> bool:
         """Wait for all jobs and take no others, as `EngineClient.drain`."""
@@ -318,6 +340,32 @@ class Engine(EngineClient):
         self._thread.join()
         self.worker.close()
 
+    # --- training -------------------------------------------------------------------------------
+
+    def train(self, weights: Weights, memory: int, trainee: Trainee) -> Training:
+        """Begin a training beside what is drawn; there is no other until `end_training`.
+
+        Args:
+            weights: of the model that is trained, by whose parameters steps are taken.
+            memory: bytes on each device beside these.
+            trainee: takes the steps, in the engine's thread.
+
+        Raises:
+            RequestError: the devices can never hold that.
+        """
+        training = Training(number=next(self._numbers), weights=weights, memory=memory)
+        with self._change:
+            self.scheduler.train(training)
+            self.worker.trainees[training.number] = trainee
+            self._change.notify_all()
+        return training
+
+    def end_training(self, training: Training) -> None:
+        """End a training; one that has ended already is left alone."""
+        with self._change:
+            if self.worker.trainees.pop(training.number, None):
+                self.scheduler.end_training()
+
     # --- the engine's thread --------------------------------------------------------------------
 
     def _serve(self) -> None:
@@ -327,7 +375,6 @@ class Engine(EngineClient):
             with self._change:
                 self.tally.record(plan, report)
                 self._note_compiled(report)
-                self._loaded += len(report.loaded)
                 try:
                     self.scheduler.update(report, time.monotonic())
                     self._emit_events()  # before it waits for whoever asks next
@@ -353,8 +400,6 @@ class Engine(EngineClient):
                 self.scheduler.cancel(job.number, time.monotonic())
         plan = self.scheduler.schedule(time.monotonic())
         self._emit_events()
-        while self._finished_jobs:
-            self._encoders.release(self._finished_jobs.pop())
         return plan
 
     def _note_compiled(self, report: Report) -> None:
@@ -369,12 +414,13 @@ class Engine(EngineClient):
             network = self.catalog.network_of(weights)
             with paths_within(*(path.parent for path in network.paths)):
                 own = network.load(sharding, leading=True)
-            return {**self._on_devices(weights.base, sharding), network.part: own}
+            return {**self._on_replicas(weights.base, sharding), network.part: own}
         if weights.adapters:
-            shapes = self.catalog.opened(weights.name).checkpoint.parameters.shapes
+            parameters = self.catalog.opened(weights.name).checkpoint.parameters
             return merge(
-                self._on_devices(weights.base, sharding),
-                self.adapters.deltas(weights.adapters, shapes),
+                self._on_replicas(weights.base, sharding),
+                self.adapters.deltas(weights.adapters, parameters.shapes),
+                parameters.divisions,
             )
         opened = self.catalog.opened(weights.name)
         if opened.weights != weights:
@@ -391,11 +437,11 @@ class Engine(EngineClient):
         self.worker.load_later(partial(self.catalog.hash, weights.name))
         return params
 
-    def _on_devices(self, weights: Weights | None, sharding: NamedSharding) -> Params:
+    def _on_replicas(self, weights: Weights | None, sharding: NamedSharding) -> Params:
         """Return the shared parameters that the scheduler has loaded before."""
         assert weights is not None
         there = self.worker.weights
-        placed = [there.of(device, weights) for device in there.numbers(sharding)]
+        placed = [there.of(replica, weights) for replica in there.numbers(sharding)]
         if not all(placed):
             raise CheckpointError("The model's own parameters are not there any more.")
         return there.spread(sharding, placed)
@@ -406,13 +452,11 @@ class Engine(EngineClient):
         if key in self._batches:
             self._batches[key] = self._batches.pop(key)  # the last is that asked about last
         else:
-            share = self.mesh.size * self._group
-            # As many again as one client can fill: there is always a free one for another.
-            slots = -(-2 * SLOTS // share) * share
+            slots = _slots(self._replicas, self._group)
             kind = self._kind(picture)
             assert kind.model.shape_key == key.shape_key
             plain = reduce(self.catalog.with_network, kind.networks, picture.weights.root)
-            # On several devices some draw while others have no parameters yet, or none any more.
+            # On several replicas some draw while others have no parameters yet, or none any more.
             batch = Batch(
                 architecture=key.architecture,
                 height=key.height,
@@ -421,8 +465,8 @@ class Engine(EngineClient):
                 group=self._group,
                 guided=key.guided,
                 shape_key=key.shape_key,
-                zeros=plain.zeros if self.mesh.size > 1 else None,
-                memory=self._memory_of(kind.model, key, slots),
+                zeros=plain.zeros if self._replicas > 1 else None,
+                memory=_slots_memory(kind.model, key.height, key.width, slots // self._replicas),
             )
             self._kinds[batch] = kind
             self._batches[key] = batch
@@ -445,16 +489,13 @@ class Engine(EngineClient):
     def _forget_sizes(self) -> None:
         """Forget half of the batches that were asked about, but for those that are in use."""
         with self._change:
-            used = {self.batch, *self.scheduler.batches, *chain(*self._submitting.values())}
+            submitting = chain.from_iterable(
+                [*each.values()] for each in [*self._submitting.values()]
+            )
+            used = {self.batch, *self.scheduler.batches, *submitting}
             for key, batch in [*self._batches.items()][: MAX_SIZES // 2]:
                 if batch not in used:
                     del self._batches[key], self._kinds[batch]
-
-    def _memory_of(self, model: Model, key: BatchKey, slots: int) -> int:
-        """Bytes on a device of a batch's slots, of which there are two while they change."""
-        shape = model.latent_shape(key.height, key.width)
-        slots_there = jax.eval_shape(partial(empty_slots, model, slots, shape))
-        return 2 * bytes_of(slots_there) // self.mesh.size
 
     def _build(self, batch: Batch) -> tuple[Programs, SlotInputs, Params]:
         """Return a batch's programs, slot inputs to time them with, and its parameters' shapes."""
@@ -486,87 +527,56 @@ class Engine(EngineClient):
             group=batch.group,
             guided=batch.guided,
             stacked=True,
+            divisions=self._divisions(self._kinds[batch]),
         )
 
-    def _prepare(self, plan: Plan, programs: Programs, params: Params) -> dict[int, SlotInputs]:
-        """Return the inputs of slots that a plan fills, with latents in place of their pictures."""
-        entering = {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
-        sizes = {size for slot_inputs in entering.values() for size in slot_inputs.picture_sizes}
-        latents = defaultdict(dict)
-        for encoder, of in self._encoders_of(plan.batch, sizes):  # ty: ignore[invalid-argument-type]
-            whose = {
-                device: (of(weights), self._loaded) for device, weights in plan.weights.items()
-            }
-            made = encoder.latents(params, entering, programs.device, whose)
-            for slot, by_name in made.items():
-                latents[slot] |= by_name
-        return encoded(entering, latents)
-
-    def _encoders_of(
-        self, batch: Batch, sizes: Set[PictureSize], job: int | None = None
-    ) -> list[tuple[ImageEncoder, Callable[[Weights], Hashable]]]:
-        """Return the encoders for a batch's pictures of these kinds and sizes.
-
-        Each comes with a function from weights to the part of them that it depends on. A `job`
-        keeps the encoders until it is over, so that no plan has to compile them.
-        """
-        kind, found = self._kinds[batch], []
+    def _divisions(self, kind: _Kind) -> Params:
+        """Return how the parameters of a batch's programs are divided; networks are whole."""
         checkpoint, _ = self.catalog.sample(kind.architecture)
-        seeing = next((each for each in kind.networks if each.part == REFERENCE), None)
-        if any(name in (START_PICTURE, MASKED_PICTURE) for name, _, _ in sizes):
-            encoder = self._encoder(
-                job,
-                kind.architecture,
-                checkpoint.model.encode,
-                checkpoint.parameters.shapes,
-                height=batch.height,
-                width=batch.width,
-                network_dtype=checkpoint.model.dtype,
-            )
-            found.append((encoder, lambda weights: weights.root))
-        for height, width in sorted(size for name, *size in sizes if name == REFERENCE_PICTURE):
-            sees: dict[str, Any] = dict(height=height, width=width, names=(REFERENCE_PICTURE,))
-            if seeing:
-                encoder = self._encoder(
-                    job,
-                    self.catalog.kind(seeing),
-                    seeing.tokens,  # ty: ignore[missing-attribute]
-                    {REFERENCE: seeing.shapes},
-                    network_dtype=seeing.dtype,
-                    dtype=np.uint8,
-                    **sees,
-                )
-                found.append((encoder, lambda weights: weights.network))
-            else:
-                encoder = self._encoder(
-                    job,
-                    f"{kind.architecture}, references",
-                    kind.model.encode_reference,
-                    checkpoint.parameters.shapes,
-                    network_dtype=checkpoint.model.dtype,
-                    **sees,
-                )
-                found.append((encoder, lambda weights: weights.root))
-        return found
+        networks = {network.part: undivided(network.shapes) for network in kind.networks}
+        return {**checkpoint.parameters.divisions, **networks}
 
-    def _encoder(
-        self,
-        job: int | None,
-        kind: str,
-        encode: Callable,
-        params: Params,
-        *,
-        height: int,
-        width: int,
-        **options: Any,
-    ) -> ImageEncoder:
-        """Return the encoder for networks of a kind and pictures of a size."""
-        return self._encoders.get(
-            (kind, height, width),
-            lambda: ImageEncoder(
-                encode, self.mesh, params, height=height, width=width, stacked=True, **options
-            ),
-            job,
+    def _encoders(self, picture: ResolvedPicture, slot: SlotInputs) -> tuple[Encoder, ...]:
+        """Return the encoders of a slot's pictures, sorted, as equal ones share a queue."""
+        weights = picture.weights
+        adapter = weights.network and weights.network[0] == REFERENCE
+        encoders = {
+            Encoder(
+                kind=self.catalog.kind(self.catalog.network_of(weights))
+                if adapter and kind == REFERENCE_PICTURE
+                else weights.root.architecture,
+                height=height,
+                width=width,
+                references=kind == REFERENCE_PICTURE,
+                part=REFERENCE if adapter and kind == REFERENCE_PICTURE else "",
+            )
+            for kind, height, width in slot.picture_sizes
+        }
+        return tuple(sorted(encoders, key=dataclasses.astuple))
+
+    def _image_encoder(self, encoder: Encoder) -> ImageEncoder:
+        """Return an encoder, not compiled yet."""
+        if encoder.part:
+            network, divisions = self.catalog.sample_network(encoder.part, encoder.kind), None
+            encode, shapes, dtype = network.tokens, {network.part: network.shapes}, network.dtype  # ty: ignore[missing-attribute]
+        else:
+            checkpoint, _ = self.catalog.sample(encoder.kind)
+            model, shapes = checkpoint.model, checkpoint.parameters.shapes
+            divisions = checkpoint.parameters.divisions
+            encode, dtype = model.encode, model.dtype
+            if encoder.references:
+                encode = model.encode_reference  # ty: ignore[missing-union-attribute]
+        return ImageEncoder(
+            encode,
+            self.mesh,
+            shapes,
+            height=encoder.height,
+            width=encoder.width,
+            network_dtype=dtype,
+            dtype=np.uint8 if encoder.part else np.float32,
+            names=(REFERENCE_PICTURE,) if encoder.references else (START_PICTURE, MASKED_PICTURE),
+            stacked=True,
+            divisions=divisions,
         )
 
     def _cancel(self, number: int, index: int | None) -> None:
@@ -583,6 +593,8 @@ class Engine(EngineClient):
 
     def _pass_on(self, number: int, event: Event) -> None:
         """Pass an event on to its job, and forget a job that this ends. Needs the lock."""
+        if isinstance(event, Failed) and (trainee := self.worker.trainees.pop(number, None)):
+            trainee.fail(event.message)
         job = self._jobs.get(number)
         if job is None:  # over already: after a fault jobs are ended wherever they are
             return
@@ -591,8 +603,37 @@ class Engine(EngineClient):
             self.tally.ended[type(job.end).__name__.lower()] += 1
             journal.note(job)
             del self._jobs[number]
-            self._finished_jobs.append(number)
             self._change.notify_all()  # whoever waits for all of them
+
+
+def _slots(replicas: int, group: int) -> int:
+    """Return how many slots a batch has: as many again as one client can fill, so that there is
+    always a free one for another."""
+    share = replicas * group
+    return -(-2 * SLOTS // share) * share
+
+
+def _slots_memory(model: Model, height: int, width: int, slots: int) -> int:
+    """Return the bytes of a replica's slots on each chip; there are two while they change."""
+    shape = model.latent_shape(height, width)
+    return 2 * bytes_of(jax.eval_shape(partial(empty_slots, model, slots, shape)))
+
+
+def _accelerator_group(replicas: int) -> int:
+    """Return how many slots a replica of accelerators steps together."""
+    return min(ACCELERATOR_GROUP, max(1, SLOTS // replicas))
+
+
+def _fewest_chips(opened: OpenedModel, devices: int, room: int, group: int | None) -> int:
+    """Return the fewest chips whose memory for what stays there holds a model and its slots."""
+
+    def slots_memory(chips: int) -> int:
+        count = devices // chips
+        slots = _slots(count, group or _accelerator_group(count)) // count
+        defaults = opened.defaults
+        return _slots_memory(opened.checkpoint.model, defaults.height, defaults.width, slots)
+
+    return fewest_chips(opened.checkpoint, devices, room, slots_memory)
 
 
 def _with_steps(picture: Picture) -> Picture:

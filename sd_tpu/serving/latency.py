@@ -1,7 +1,7 @@
 """Estimates of how long things take: the only ones there are.
 
-Measured are a row of a group of slots, decoding a picture, compiling a batch and loading weights
-onto a device. All else follows from these and from the requests.
+Measured are a row of a group of slots, decoding a picture, compiling a program and loading weights
+onto a replica. All else follows from these and from the requests.
 """
 
 from collections import defaultdict
@@ -11,13 +11,13 @@ import numpy as np
 
 from sd_tpu.runtime.slots import ALONE, FORECAST, GUIDED, lanes_of
 from sd_tpu.serving.fairness import Account
-from sd_tpu.serving.plan import Batch, Compiled, Weights
+from sd_tpu.serving.plan import Batch, Compiled, Program, Weights
 
 CALL_SECONDS = 0.2  # goal for one call of `advance`, after which a cancellation takes effect
 
 
 class BatchLatency:
-    """Latencies of a batch on devices that step `group` slots together, `guided` ones among them.
+    """Latencies of a batch on replicas that step `group` slots together, `guided` ones among them.
 
     `row_seconds` are those of an evaluation for such a group, `decode_seconds` those of a picture.
     A forecast row takes no time to speak of.
@@ -44,11 +44,11 @@ class BatchLatency:
         return float(count * self.row_seconds) + self.decode_seconds
 
     def in_crowd(self, lanes: int) -> float:
-        """Return the seconds that `lanes` evaluations add to a device's work, in full groups."""
+        """Return the seconds that `lanes` evaluations add to a replica's work, in full groups."""
         return self.alone(lanes / self._lanes)
 
     def evaluations(self, kinds: np.ndarray) -> int:
-        """Return how often a device evaluates the model for slots with rows of kinds [S, R].
+        """Return how often a replica evaluates the model for slots with rows of kinds [S, R].
 
         Kinds [R] are those of a single slot.
         """
@@ -58,13 +58,13 @@ class BatchLatency:
         """Return the rows to take, at least one, so that a call lasts about CALL_SECONDS.
 
         Args:
-            kinds: for each device, those of its pictures' next R rows [S, R]; no picture ends
+            kinds: for each replica, those of its pictures' next R rows [S, R]; no picture ends
                 before.
 
         Returns:
-            The rows, and how often the device with most to do then evaluates the model.
+            The rows, and how often the replica with most to do then evaluates the model.
         """
-        rounds = np.max([np.cumsum(self._rounds(of_device)) for of_device in kinds], axis=0)
+        rounds = np.max([np.cumsum(self._rounds(of_replica)) for of_replica in kinds], axis=0)
         rows = max(1, int(np.sum(rounds * self.row_seconds <= CALL_SECONDS)))
         return rows, int(rounds[rows - 1])
 
@@ -78,7 +78,7 @@ class BatchLatency:
             self.row_seconds = (self.row_seconds + seconds / evaluations) / 2
 
     def _rounds(self, kinds: np.ndarray) -> np.ndarray:
-        """Return how often a device evaluates the model in each row: [R] of kinds [S, R].
+        """Return how often a replica evaluates the model in each row: [R] of kinds [S, R].
 
         The packing is that of `advance_slots`.
         """
@@ -92,7 +92,7 @@ class LatencyModel:
     def __init__(self):
         """Begin without measurements."""
         self._batches: dict[Batch, BatchLatency] = {}
-        self._compile_seconds: float | None = None
+        self._compile_seconds: dict[type[Program], float] = {}
         self._seconds_per_byte = 0.0
 
     def of(self, batch: Batch) -> BatchLatency:
@@ -106,17 +106,18 @@ class LatencyModel:
         latency = self._batches.get(batch)
         return latency if latency and latency.is_measured else None
 
-    def record_compiled(self, batch: Batch, result: Compiled) -> None:
-        """Record what compiling a batch took, and what its programs take."""
-        self.of(batch).record_compiled(result)
-        self._compile_seconds = result.seconds
+    def record_compiled(self, program: Program, result: Compiled) -> None:
+        """Record what compiling a program took, and what a batch's programs take."""
+        if isinstance(program, Batch):
+            self.of(program).record_compiled(result)
+        self._compile_seconds[type(program)] = result.seconds
 
-    def compile_seconds(self) -> float | None:
-        """Seconds, by the last batch that was compiled; None before any was."""
-        return self._compile_seconds
+    def compile_seconds(self, kind: type[Program] = Batch) -> float | None:
+        """Seconds, by the last program of the kind that was compiled; None before any was."""
+        return self._compile_seconds.get(kind)
 
     def record_loaded(self, weights: Weights, seconds: float) -> None:
-        """Record the seconds of loading weights onto a device.
+        """Record the seconds of loading weights onto a replica.
 
         Weights on top of others are made from small files, which tells nothing about the rest.
         """
@@ -124,7 +125,7 @@ class LatencyModel:
             self._seconds_per_byte = seconds / max(weights.memory, 1)
 
     def load_seconds(self, weights: Weights) -> float:
-        """Seconds until weights are on a device, by the last that were brought."""
+        """Seconds until weights are on a replica, by the last that were brought."""
         return weights.memory * self._seconds_per_byte
 
 
@@ -146,12 +147,12 @@ def _summed_from_the_end(rows: np.ndarray) -> np.ndarray:
 
 
 def in_turns(mine: float, account: Account, others: Mapping[Account, float]) -> float:
-    """Seconds until an account has had `mine` while devices are shared fairly: within its address
+    """Seconds until an account has had `mine` while replicas are shared fairly: within its address
     with the clients there, then as one of the addresses. Nobody gets more than they want, nor more
     than `mine` before.
 
     Args:
-        mine: seconds of the devices.
+        mine: seconds of the replicas.
         account: whose these are.
         others: how many the others want.
     """

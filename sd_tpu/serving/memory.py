@@ -1,67 +1,67 @@
-"""The items on each device, and which of them go when another needs room.
+"""The items on each replica, and which of them go when another needs room.
 
 Items that several others need (`Item.needs`) count once, and stay as long as any of these.
 """
 
 from collections.abc import Callable
 
-from sd_tpu.serving.plan import Batch, Weights
+from sd_tpu.serving.plan import Batch, Training, Weights
 
-Item = Batch | Weights
+Item = Batch | Weights | Training
 
 
 class Memory:
-    """Batches and weights by device, within a bound; a batch lies on all devices alike."""
+    """Items by replica, within a bound; batches and trainings lie on all replicas alike."""
 
-    def __init__(self, devices: int, limit: int | None = None):
-        """Begin with nothing; `limit` is that of each device in bytes, None for no bound."""
+    def __init__(self, replicas: int, limit: int | None = None):
+        """Begin with nothing; `limit` is that of each chip in bytes, None for no bound."""
         self.limit = limit
-        self._items: list[dict[Item, None]] = [{} for _ in range(devices)]  # last used, last
+        self._items: list[dict[Item, None]] = [{} for _ in range(replicas)]  # last used, last
 
-    def holds(self, device: int, item: Item) -> bool:
+    def holds(self, replica: int, item: Item) -> bool:
         """Whether it is there, or on its way."""
-        return item in self._items[device]
+        return item in self._items[replica]
 
-    def on(self, device: int) -> list[Item]:
-        """Return the items on a device, the least recently used first."""
-        return list(self._items[device])
+    def on(self, replica: int) -> list[Item]:
+        """Return the items on a replica, the least recently used first."""
+        return list(self._items[replica])
 
-    def used(self, device: int) -> int:
+    def used(self, replica: int) -> int:
         """Bytes of what is there."""
-        return sum(item.memory for item in self._items[device])
+        return sum(item.memory for item in self._items[replica])
 
     def fits(self, *items: Item) -> bool:
-        """Whether a device that holds nothing else has room for all of these."""
+        """Whether a replica that holds nothing else has room for all of these."""
         everything = {each for item in items for each in (item, *item.needs)}
         return self.limit is None or sum(each.memory for each in everything) <= self.limit
 
-    def use(self, device: int, item: Item) -> None:
+    def use(self, replica: int, item: Item) -> None:
         """Add an item and all that it needs, or record that they are used again."""
         for each in (item, *item.needs):  # needed items come last, so they are never older
-            self._items[device].pop(each, None)
-            self._items[device][each] = None
+            self._items[replica].pop(each, None)
+            self._items[replica][each] = None
 
-    def remove(self, device: int, item: Item) -> None:
-        """Forget that the item is on the device, if it was there."""
-        self._items[device].pop(item, None)
+    def remove(self, replica: int, item: Item) -> None:
+        """Forget that the item is on the replica, if it was there."""
+        self._items[replica].pop(item, None)
 
     def room_for(
-        self, device: int, item: Item, needed: Callable[[int, Item], bool]
+        self, replica: int, item: Item, needed: Callable[[int, Item], bool]
     ) -> list[Item] | None:
         """Return the items to drop so that `item` fits with all that it needs; None if it cannot.
 
-        The least recently used go first, and none that is `needed` on the device.
+        The least recently used go first, and none that is `needed` on the replica.
         """
         if self.limit is None:
             return []
-        items, gone = self._items[device], []
+        items, gone = self._items[replica], []
         more = sum(each.memory for each in (item, *item.needs) if each not in items)
-        over = self.used(device) + more - self.limit
+        over = self.used(replica) + more - self.limit
         for other in items:
             if over <= 0:
                 break
             left = (item, *(each for each in items if each not in gone))
-            if not (needed(device, other) or any(other in each.needs for each in left)):
+            if not (needed(replica, other) or any(other in each.needs for each in left)):
                 gone.append(other)
                 over -= other.memory
         return gone if over <= 0 else None

@@ -29,12 +29,12 @@ class Weights:
     network: tuple[str, str] | None = None  # component and name of a network beside these
     # The weights below a network or adapters, with which all other arrays are shared.
     base: "Weights | None" = None
-    # Bytes on each device that holds these weights, beside those of the base.
+    # Bytes on each chip that holds these weights, beside those of the base.
     memory: int = dataclasses.field(default=0, compare=False)
 
     @property
     def needs(self) -> tuple["Weights", ...]:
-        """Weights that stay on a device as long as these do, each after those that it needs."""
+        """Weights that stay on a replica as long as these do, each after those that it needs."""
         return (*self.base.needs, self.base) if self.base else ()
 
     @property
@@ -44,7 +44,7 @@ class Weights:
 
     @property
     def zeros(self) -> "Weights":
-        """Stand-in for these weights on a device that draws nothing."""
+        """Stand-in for these weights on a replica that draws nothing."""
         return Weights(
             name="",
             architecture=self.architecture,
@@ -61,16 +61,44 @@ class Batch:
     height: int
     width: int
     shape_key: tuple[str, ...] = ()
-    slots: int = 16  # over all devices, equally many on each
-    group: int = 1  # slots that a device steps together
+    slots: int = 16  # over all replicas, equally many on each
+    group: int = 1  # slots that a replica steps together
     guided: bool = True  # whether any of its pictures may be
-    zeros: Weights | None = None  # of a device without parameters, while others draw
-    memory: int = 0  # bytes of slots and temporaries on each device
+    zeros: Weights | None = None  # of a replica without parameters, while others draw
+    memory: int = 0  # bytes of slots and temporaries on each chip
 
     @property
     def needs(self) -> tuple[Weights, ...]:
-        """Weights that stay on a device as long as this batch does; all sizes share them."""
+        """Weights that stay on a replica as long as this batch does; all sizes share them."""
         return (*self.zeros.needs, self.zeros) if self.zeros else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A program that encodes start or reference pictures of one size."""
+
+    kind: str  # of the networks that encode: an architecture, or that of a network beside it
+    height: int
+    width: int
+    references: bool = False  # else start pictures, and those that a mask leaves
+    part: str = ""  # the component that a network beside the model is; "" is the model itself
+
+
+Program = Batch | Encoder  # what is compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """Training of a LoRA, a step at a time, on all devices beside what is drawn there."""
+
+    number: int
+    weights: Weights  # for which it trains
+    memory: int = dataclasses.field(default=0, compare=False)  # bytes on each chip, beside these
+
+    @property
+    def needs(self) -> tuple[Weights, ...]:
+        """Weights that stay on a replica as long as the training does."""
+        return (*self.weights.needs, self.weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,6 +114,7 @@ class Ticket:
     address: str = ""  # of the client, if known
     batch: Batch
     weights: Weights
+    encoders: tuple[Encoder, ...] = ()  # for its pictures, needed until it is in its slot
     kinds: np.ndarray  # [R], kinds of the table's rows, from `slots.row_kinds`
     previews: bool = True  # whether previews are made
     slot_inputs: Any = None
@@ -105,16 +134,18 @@ class Ticket:
 class Plan:
     """Orders for a worker, carried out in this order; background work may take many plans.
 
-    Rows are of one batch. All pictures that a device steps or decodes in one plan have the same
+    Rows are of one batch. All pictures that a replica steps or decodes in one plan have the same
     weights.
     """
 
-    release: tuple[Batch, ...] = ()  # batches whose programs and slots are given up
-    drop: tuple[tuple[int, Weights], ...] = ()  # by device
-    load: tuple[tuple[int, Weights], ...] = ()  # to devices, in the background
-    compile: tuple[Batch, ...] = ()  # in the background
-    batch: Batch | None = None  # None: wait until something in the background is over
-    weights: dict[int, Weights] = dataclasses.field(default_factory=dict)  # by device
+    release: tuple[Program, ...] = ()  # given up, batches with their slots
+    suspend: tuple[Training, ...] = ()  # whose state leaves the devices
+    drop: tuple[tuple[int, Weights], ...] = ()  # by replica
+    load: tuple[tuple[int, Weights], ...] = ()  # to replicas, in the background
+    compile: tuple[Program, ...] = ()  # in the background
+    train: Training | None = None  # whose next step is taken, while nothing is drawn
+    batch: Batch | None = None  # None and no training: wait for something in the background
+    weights: dict[int, Weights] = dataclasses.field(default_factory=dict)  # by replica
     enter: dict[int, Ticket] = dataclasses.field(default_factory=dict)  # by slot
     rows: dict[int, int] = dataclasses.field(default_factory=dict)  # how many each slot takes
     finish: tuple[int, ...] = ()  # slots whose pictures are done then, to be decoded
@@ -123,11 +154,11 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """Latencies of a batch on these devices, measured when it was compiled."""
+    """Seconds that compiling took, and a batch's latencies on these devices, measured then."""
 
     seconds: float
-    row_seconds: float  # of a group: an evaluation of the model
-    decode_seconds: float  # of a picture
+    row_seconds: float = 0.0  # of a group: an evaluation of the model
+    decode_seconds: float = 0.0  # of a picture
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,8 +171,11 @@ class Report:
     pictures: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by slot: [H, W, 3]
     unsafe: frozenset[int] = frozenset()  # slots whose pictures are blurred, not safe for work
     previews: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # smaller ones
-    compiled: dict[Batch, Compiled] = dataclasses.field(default_factory=dict)
+    train_seconds: float | None = None  # None where no step was left, as where none was planned
+    compiled: dict[Program, Compiled] = dataclasses.field(default_factory=dict)
     loaded: dict[tuple[int, Weights], float] = dataclasses.field(default_factory=dict)  # seconds
-    # Why batches could not be compiled or weights not be loaded.
-    failed: dict[Batch | tuple[int, Weights], str] = dataclasses.field(default_factory=dict)
+    # Why programs could not be compiled, weights not be loaded or a training not go on.
+    failed: dict[Program | tuple[int, Weights] | Training, str] = dataclasses.field(
+        default_factory=dict
+    )
     error: str | None = None  # why nothing was drawn: the slots of the plan's batch are lost

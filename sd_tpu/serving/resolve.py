@@ -20,6 +20,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import CONTROL, REFERENCE
 from sd_tpu.families.prompt import PromptError
+from sd_tpu.families.text import Count
 from sd_tpu.models.slerp import slerp
 from sd_tpu.pictures.inputs import Canvas, Input, control_pixels, edited_pixels, reference_pixels
 from sd_tpu.request import Request
@@ -53,6 +54,21 @@ class BatchKey:
     guided: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Remarks:
+    """Facts about a picture's prompts that whoever wrote them may want to know.
+
+    Attributes:
+        count: the prompt's tokens, and the end of it that is cut.
+        cut_negative: the end of the negative prompt that is cut.
+        unknown: words of the prompt that the model was never shown, if it says which it was.
+    """
+
+    count: Count
+    cut_negative: str
+    unknown: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ResolvedPicture:
     """A picture and all that drawing it needs.
@@ -64,6 +80,7 @@ class ResolvedPicture:
         slots: the inputs of its slot, or of a slot for each tile.
         tiling: where its tiles lie; None where it is drawn at once.
         canvas: its start picture and mask, if it has any.
+        remarks: about its prompts; None of an estimate.
     """
 
     picture: Picture
@@ -72,6 +89,7 @@ class ResolvedPicture:
     slots: tuple[SlotInputs, ...]
     tiling: Tiling | None = None
     canvas: Canvas | None = None
+    remarks: Remarks | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,6 +160,16 @@ class Resolver:
             )
 
         return Request(tuple(picture and one(picture) for picture in request.pictures))
+
+    def remarks(self, picture: Picture) -> Remarks:
+        """Return remarks about a picture's prompts; raises RequestError, or ValueError of them."""
+        checkpoint = self._catalog.open(picture.model).checkpoint
+        options = self._adapters.options(checkpoint.model)
+        return Remarks(
+            checkpoint.count(picture.prompt, options),
+            checkpoint.count(picture.negative_prompt, options).lost,
+            tuple(checkpoint.unknown_words(picture.prompt)),
+        )
 
     def estimated(self, picture: Picture) -> ResolvedPicture:
         """Resolve a picture as far as its time depends on it, reading no file.
@@ -215,8 +243,9 @@ class Resolver:
         else:
             slots = (self.slot_inputs(checkpoint, picture, canvas, network_inputs),)
         strengths = self._strengths(whole)
-        shapes = checkpoint.parameters.shapes
-        memory = self._adapters.memory(strengths, shapes) if strengths else 0
+        parameters, memory = checkpoint.parameters, 0
+        if strengths:
+            memory = self._adapters.memory(strengths, parameters.shapes, parameters.divisions)
         weights = self._weights(whole, networks, strengths, memory)
         return ResolvedPicture(
             picture=whole,
@@ -225,6 +254,13 @@ class Resolver:
             slots=slots,
             tiling=tiling,
             canvas=canvas,
+            remarks=once(
+                partial(self.remarks, whole),
+                "remarks",
+                whole.model,
+                whole.prompt,
+                whole.negative_prompt,
+            ),
         )
 
     def _tiles(

@@ -7,11 +7,14 @@ queues of their clients, are placed in slots, and are drawn there in turns:
 - A free slot goes to the address with the fewest, and there to the client with the fewest; no
   client gets more of a batch's slots than are left free after it, and no address more than three
   times as many, so there is always one for whoever comes next from elsewhere.
-- In each plan a device draws for the client whose turn it is (`AddressShares`), and for others as
+- In each plan a replica draws for the client whose turn it is (`AddressShares`), and for others as
   far as that costs nothing because the groups stepped together have room.
-- What a picture needs, weights on its device and a compiled batch, is prepared in the background;
-  what was used least recently makes room. Where nothing can go, a device takes in no others from
-  SWITCH_SECONDS on, until it is empty enough.
+- What a picture needs, weights on its replica, a compiled batch and encoders of its pictures, is
+  prepared in the background; what was used least recently makes room. Where nothing can go, a
+  replica takes in no others from SWITCH_SECONDS on, until it is empty enough.
+- A training has the lowest turn. A step is taken where nothing can be drawn, or at a TRAINING_SHARE
+  of the time where nothing that is wanted has waited for one: no picture waits for two. It leaves
+  the replicas as soon as a picture needs the room.
 """
 
 import dataclasses
@@ -40,14 +43,16 @@ from sd_tpu.serving.job import (
 )
 from sd_tpu.serving.latency import LatencyModel, in_turns, lanes_left, rows_left
 from sd_tpu.serving.memory import Item, Memory
-from sd_tpu.serving.plan import Batch, Plan, Report, Ticket, Weights
+from sd_tpu.serving.plan import Batch, Encoder, Plan, Program, Report, Ticket, Training, Weights
 
 PREVIEW_ROW = 2  # the first after which a picture is worth looking at
 ADDRESS_SLOTS = 3  # that an address may have for each that is left free, of a batch
 MAX_BATCHES = 32  # compiled at a time: programs take memory of the host, which nobody counts
-SWITCH_SECONDS = 5.0  # that a device keeps to its weights while others wait for room there
+MAX_SPARE = 16  # encoders that no picture needs
+SWITCH_SECONDS = 5.0  # that a replica keeps to its weights while others wait for room there
+TRAINING_SHARE = 0.1  # of the time, at most, while anything is drawn
 
-_QueueKey = tuple[Account, Batch, Weights]
+_QueueKey = tuple[Account, Batch, Weights, tuple[Encoder, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +85,11 @@ class _Picture:
     def __init__(self, ticket: Ticket, number: int, now: float):
         self.ticket, self.number, self.since = ticket, number, now
         self.left = len(ticket.kinds)
-        self.slot: Any = None  # and device: numbers, None while it waits
-        self.device: Any = None
-        self.entered = False  # its first plan puts it into its slot on the device
+        self.slot: Any = None  # and replica: numbers, None while it waits
+        self.replica: Any = None
+        self.entered = False  # its first plan puts it into its slot on the replica
         self.wanted = True
+        self.has_waited_for_training = False
         self.drawn_at = -math.inf
         self._rows, self._lanes = rows_left(ticket.kinds), lanes_left(ticket.kinds)
 
@@ -91,6 +97,11 @@ class _Picture:
     def done(self) -> int:
         """The rows that it has taken."""
         return len(self.ticket.kinds) - self.left
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The programs that it still needs."""
+        return (self.ticket.batch, *(() if self.entered else self.ticket.encoders))
 
     @property
     def kinds_left(self) -> np.ndarray:
@@ -134,14 +145,21 @@ class _Job:
         return self.steps * (rows - sum(picture.left for picture in wanted)) // rows
 
 
-class _BatchState:
-    """A batch's slots, and whether its programs are there."""
+class _ProgramState:
+    """Since when a program is compiled, and whether it is there."""
 
-    def __init__(self, batch: Batch, devices: int, now: float):
-        self.batch, self.since = batch, now
-        self.ready = self.served = False
+    def __init__(self, now: float):
+        self.since, self.ready = now, False
+
+
+class _BatchState(_ProgramState):
+    """A batch's slots, and whether its programs are there and have been used."""
+
+    def __init__(self, batch: Batch, replicas: int, now: float):
+        super().__init__(now)
+        self.batch, self.served = batch, False
         self.slots: list[_Picture | None] = [None] * batch.slots
-        self._share = batch.slots // devices
+        self._share = batch.slots // replicas
 
     def pictures(self) -> list[_Picture]:
         return [picture for picture in self.slots if picture]
@@ -153,11 +171,11 @@ class _BatchState:
         near = sum(other.address == account.address for other in others)
         return others.count(account) < free and near < ADDRESS_SLOTS * free
 
-    def free(self, device: int) -> list[int]:
-        """Return the free slots on a device."""
+    def free(self, replica: int) -> list[int]:
+        """Return the free slots on a replica."""
         return [
             slot
-            for slot in range(device * self._share, (device + 1) * self._share)
+            for slot in range(replica * self._share, (replica + 1) * self._share)
             if self.slots[slot] is None
         ]
 
@@ -166,41 +184,45 @@ class _BatchState:
 class _Moves:
     """The items that a plan prepares and gives up."""
 
-    release: list[Batch] = dataclasses.field(default_factory=list)
+    release: list[Program] = dataclasses.field(default_factory=list)
+    suspend: list[Training] = dataclasses.field(default_factory=list)
     drop: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
     load: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
-    compile: list[Batch] = dataclasses.field(default_factory=list)
+    compile: list[Program] = dataclasses.field(default_factory=list)
 
     def as_tuples(self) -> dict[str, Any]:
         return {field.name: tuple(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
 class Scheduler:
-    """Policy for the `devices` that one worker owns; called by one thread at a time.
+    """Policy for the `replicas` that one worker owns; called by one thread at a time.
 
     `now` is in seconds, of any clock that does not go back.
     """
 
     def __init__(
         self,
-        devices: int,
+        replicas: int,
         model: LatencyModel,
         *,
         limits: Limits = Limits(),
         memory: int | None = None,
     ):
-        """Begin with nothing on the devices; `memory` bounds what lies on each, in bytes."""
-        self.limits, self._devices, self._model = limits, range(devices), model
-        self._memory = Memory(devices, memory)
+        """Begin with nothing on the replicas; `memory` bounds what lies on each chip, in bytes."""
+        self.limits, self._replicas, self._model = limits, range(replicas), model
+        self._memory = Memory(replicas, memory)
         self._shares = AddressShares()
         self._jobs: dict[int, _Job] = {}
         self._waiting: dict[_QueueKey, deque[_Picture]] = {}
         self._batch_states: dict[Batch, _BatchState] = {}
+        self._encoder_states: dict[Encoder, _ProgramState] = {}  # last used, last
         self._loading: set[tuple[int, Weights]] = set()
-        self._switched_at = [-math.inf] * devices  # when a device was last given other weights
-        self._reserved: dict[int, _Picture] = {}  # devices that take in nothing else
+        self._switched_at = [-math.inf] * replicas  # when a replica was last given other weights
+        self._reserved: dict[int, _Picture] = {}  # replicas that take in nothing else
+        self._training: Training | None = None
+        self._step_seconds = self._drawn_seconds = 0.0  # of its last step, and since then
         self._plan = Plan()
-        self._evaluations = 0  # of the device with most to do in the plan
+        self._evaluations = 0  # of the replica with most to do in the plan
         self._numbers = itertools.count()
         self._events: list[tuple[int, Event]] = []
 
@@ -216,17 +238,18 @@ class Scheduler:
 
         Raises:
             Busy: too much waits already.
-            RequestError: the devices can never hold what a picture needs.
+            RequestError: the replicas can never hold what a picture needs.
         """
         number, account = tickets[0].job, tickets[0].account
         self.check_room(tickets)
         pictures = {ticket.index: _Picture(ticket, next(self._numbers), now) for ticket in tickets}
         if not any(job.account == account for job in self._jobs.values()):
             self._shares.join(account)
+        for picture in pictures.values():
+            picture.has_waited_for_training = self._plan.train is not None
         self._jobs[number] = _Job(number, tickets[0], pictures, steps)
         for ticket, picture in zip(tickets, pictures.values(), strict=True):
-            queue = self._waiting.setdefault((account, ticket.batch, ticket.weights), deque())
-            queue.append(picture)
+            self._waiting.setdefault(_queue_key(ticket), deque()).append(picture)
         self._emit_positions(now)
 
     def check_room(self, tickets: Sequence[Ticket]) -> None:
@@ -275,6 +298,27 @@ class Scheduler:
                 self._finish(picture, now)
         self._emit_positions(now)
 
+    def train(self, training: Training) -> None:
+        """Train beside what is drawn, until `end_training`; there is no other training by then.
+
+        Raises:
+            RequestError: the replicas can never hold what it needs.
+        """
+        if not self.fits(training):
+            raise RequestError("Teaching this model needs more memory than the devices have.")
+        self._training = training
+
+    def fits(self, training: Training) -> bool:
+        """Whether the replicas could hold what a training needs."""
+        return self._memory.fits(training)
+
+    def end_training(self) -> None:
+        """End the training, if there is one, and forget what it has on the replicas."""
+        for replica in self._replicas:
+            if self._training:
+                self._memory.remove(replica, self._training)
+        self._training = None
+
     def events(self) -> list[tuple[int, Event]]:
         """Return the events since the last call, each with the number of its job."""
         events, self._events = self._events, []
@@ -282,8 +326,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to be drawn."""
-        return not self._jobs
+        """Whether nothing is left to be drawn, or to be trained."""
+        return not (self._jobs or self._training)
 
     @property
     def occupied(self) -> int:
@@ -298,7 +342,7 @@ class Scheduler:
     @property
     def batches(self) -> set[Batch]:
         """Batches that are compiled or that a picture needs."""
-        return {*self._batch_states, *(batch for _, batch, _ in self._waiting)}
+        return {*self._batch_states, *(batch for _, batch, *_ in self._waiting)}
 
     @property
     def rows(self) -> int:
@@ -307,11 +351,11 @@ class Scheduler:
 
     @property
     def held(self) -> frozenset[Weights]:
-        """The weights that lie on a device, or are on their way there."""
+        """The weights that lie on a replica, or are on their way there."""
         return frozenset(
             item
-            for device in self._devices
-            for item in self._memory.on(device)
+            for replica in self._replicas
+            for item in self._memory.on(replica)
             if isinstance(item, Weights)
         )
 
@@ -323,11 +367,12 @@ class Scheduler:
 
     def prepare(self, batch: Batch, now: float) -> Plan:
         """Return a plan that compiles a batch before anybody has asked for it."""
-        return Plan(compile=(self._open(batch, now).batch,))
+        self._open(batch, now)
+        return Plan(compile=(batch,))
 
-    def hold(self, device: int, weights: Weights) -> None:
-        """Record that a device has weights that were loaded there without a plan."""
-        self._memory.use(device, weights)
+    def hold(self, replica: int, weights: Weights) -> None:
+        """Record that a replica has weights that were loaded there without a plan."""
+        self._memory.use(replica, weights)
 
     def schedule(self, now: float) -> Plan:
         """Return what to do next; `update` must have its report before the next call."""
@@ -337,19 +382,21 @@ class Scheduler:
                 self._finish(picture, now)
         moves = _Moves()
         self._place_all(moves, now)
+        self._forget_encoders(moves)
+        self._place_training(moves)
         self._plan = self._draw(moves, now)
         self._emit_positions(now)
         return self._plan
 
     def update(self, report: Report, now: float) -> None:
         """Record the results of the last plan, and of work that ended in the background."""
-        for batch, compiled in report.compiled.items():
-            self._model.record_compiled(batch, compiled)
-            state = self._batch_states.get(batch) or self._open(batch, now)
+        for program, compiled in report.compiled.items():
+            self._model.record_compiled(program, compiled)
+            state = self._state(program) or self._open(program, now)
             state.ready = True
-        for (device, weights), seconds in report.loaded.items():
-            self._loading.discard((device, weights))
-            self._memory.use(device, weights)
+        for (replica, weights), seconds in report.loaded.items():
+            self._loading.discard((replica, weights))
+            self._memory.use(replica, weights)
             self._model.record_loaded(weights, seconds)
         if self._plan.batch and report.error:
             self._fail(
@@ -358,43 +405,51 @@ class Scheduler:
             )
         elif self._plan.batch:
             self._record_drawn(self._batch_states[self._plan.batch], report, now)
+        elif self._plan.train and report.train_seconds is not None:
+            self._step_seconds, self._drawn_seconds = report.train_seconds, 0.0
+        elif self._plan.train and self._plan.train == self._training:
+            self.end_training()  # what is left to be written needs no turns
         for what, reason in report.failed.items():  # their jobs may have been drawn as well
             self._discard(what, reason)
         self._plan = Plan()
 
     def abandon(self, message: Sentence) -> None:
-        """End all jobs after a fault, and forget everything that waits and is in slots.
+        """End all jobs and the training after a fault, and forget what waits and is in slots.
 
-        What is on the devices stays, and what was to be prepared is asked for anew.
+        What is on the replicas stays, and what was to be prepared is asked for anew.
         """
         for number in self.jobs():
             self._emit(number, Failed(message))
+        self._fail_training(message)
         self._shares, self._plan = AddressShares(), Plan()
         for account in (self._jobs, self._waiting, self._reserved):
             account.clear()
-        for device, weights in self._loading:
-            self._memory.remove(device, weights)
+        for replica, weights in self._loading:
+            self._memory.remove(replica, weights)
         self._loading.clear()
         for batch, state in list(self._batch_states.items()):
             state.slots = [None] * batch.slots
             if not state.ready:
                 self._evict(0, batch, _Moves())
+        self._encoder_states = {
+            encoder: state for encoder, state in self._encoder_states.items() if state.ready
+        }
 
     def _seconds_of(self, jobs: Iterable[_Job]) -> float:
-        """Return the seconds that jobs still take, on all devices together."""
+        """Return the seconds that jobs still take, on all replicas together."""
         return sum(
             picture.in_crowd(self._model) for job in jobs for picture in job.waiting()
-        ) / len(self._devices)
+        ) / len(self._replicas)
 
     # --- placing pictures in slots --------------------------------------------------------------
 
     def _place_all(self, moves: _Moves, now: float) -> None:
         self._reserved = {
-            device: picture
-            for device, picture in self._reserved.items()
+            replica: picture
+            for replica, picture in self._reserved.items()
             if self._still_reserved(picture)
         }
-        open_queues = {key: queue for key, queue in self._waiting.items() if self._is_open(key[1])}
+        open_queues = {key: queue for key, queue in self._waiting.items() if self._is_open(key)}
         while open_queues:
             for key in self._by_turn(open_queues):
                 if self._place(open_queues[key][0], moves, now):
@@ -421,103 +476,119 @@ class Scheduler:
 
         return sorted(queues, key=turn)
 
-    def _is_open(self, batch: Batch) -> bool:
+    def _is_open(self, key: _QueueKey) -> bool:
+        """Whether a slot is free for a queue's pictures, and none of their programs on its way."""
+        _, batch, _, encoders = key
         state = self._batch_states.get(batch)
-        return state is None or (state.ready and None in state.slots)
+        return state is None or (
+            state.ready and None in state.slots and not self._is_compiling(encoders)
+        )
+
+    def _is_compiling(self, programs: Iterable[Program]) -> bool:
+        return any((state := self._state(each)) and not state.ready for each in programs)
 
     def _place(self, picture: _Picture, moves: _Moves, now: float) -> bool:
-        """Give the picture a slot on a device that holds its weights or can.
+        """Give the picture a slot on a replica that holds its weights or can.
 
         Returns whether it has one.
         """
         ticket = picture.ticket
         state = self._batch_states.get(ticket.batch)
+        # Programs are compiled one after the other: turns are taken until then.
+        compiling = self._is_compiling((*self._batch_states, *self._encoder_states))
         if state is None:
-            if any(not other.ready for other in self._batch_states.values()):
-                return False  # they are compiled one after the other: turns are taken until then
-            if self._has_room_for_batch(picture, moves) and self._make_room(
-                self._devices, picture, ticket.batch, moves, now
+            if (
+                not compiling
+                and self._has_room_for_batch(picture, moves)
+                and self._make_room(self._replicas, picture, ticket.batch, moves, now)
             ):
-                moves.compile.append(self._open(ticket.batch, now).batch)
+                self._compile(ticket.batch, moves, now)
             return False
         if not state.ready or not state.has_room_for(ticket.account):
             return False
-        device = self._best_device(state, picture)
-        if device is None:
-            self._reserve(self._devices, picture, ticket.weights, now)
+        if not self._is_prepared(picture):
+            for encoder in () if compiling else ticket.encoders:
+                if encoder not in self._encoder_states:
+                    self._compile(encoder, moves, now)
             return False
-        if missing := self._missing(device, ticket.weights):
-            if not self._make_room([device], picture, ticket.weights, moves, now):
+        replica = self._best_replica(state, picture)
+        if replica is None:
+            self._reserve(self._replicas, picture, ticket.weights, now)
+            return False
+        if missing := self._missing(replica, ticket.weights):
+            if not self._make_room([replica], picture, ticket.weights, moves, now):
                 return False
             moves.load += missing
             self._loading.update(missing)
-            self._switched_at[device] = now
+            self._switched_at[replica] = now
         for item in (ticket.batch, ticket.weights):
-            self._memory.use(device, item)
-        picture.device, picture.slot = device, state.free(device)[0]
+            self._memory.use(replica, item)
+        picture.replica, picture.slot = replica, state.free(replica)[0]
         state.slots[picture.slot] = picture
         state.served = True
+        for encoder in ticket.encoders:
+            self._encoder_states[encoder] = self._encoder_states.pop(encoder)
         return True
 
-    def _best_device(self, state: _BatchState, picture: _Picture) -> int | None:
-        """Return the device that would draw it first; None if there is no room for it."""
-        placed = Counter(other.device for other in self._placed())
+    def _best_replica(self, state: _BatchState, picture: _Picture) -> int | None:
+        """Return the replica that would draw it first; None if there is no room for it."""
+        placed = Counter(other.replica for other in self._placed())
         seconds = picture.in_crowd(self._model)
 
-        def ready_after(device: int) -> tuple[float, int, int, int]:
-            missing = self._missing(device, picture.ticket.weights)
+        def ready_after(replica: int) -> tuple[float, int, int, int]:
+            missing = self._missing(replica, picture.ticket.weights)
             load = sum(self._model.load_seconds(weights) for _, weights in missing)
-            return load + seconds * placed[device], len(missing), placed[device], device
+            return load + seconds * placed[replica], len(missing), placed[replica], replica
 
         free = [
-            device
-            for device in self._devices
-            if state.free(device)
-            and self._admits(device, picture)
+            replica
+            for replica in self._replicas
+            if state.free(replica)
+            and self._admits(replica, picture)
             and (
-                self._memory.holds(device, picture.ticket.weights)
-                or self._room(device, picture, picture.ticket.weights) is not None
+                self._memory.holds(replica, picture.ticket.weights)
+                or self._room(replica, picture, picture.ticket.weights) is not None
             )
         ]
         return min(free, key=ready_after, default=None)
 
-    def _missing(self, device: int, weights: Weights) -> list[tuple[int, Weights]]:
-        """Return the weights to load onto a device for it to have these, in this order."""
+    def _missing(self, replica: int, weights: Weights) -> list[tuple[int, Weights]]:
+        """Return the weights to load onto a replica for it to have these, in this order."""
         return [
-            (device, each)
+            (replica, each)
             for each in (*weights.needs, weights)
-            if not self._memory.holds(device, each)
+            if not self._memory.holds(replica, each)
         ]
 
-    def _admits(self, device: int, picture: _Picture) -> bool:
-        reserved = self._reserved.get(device)
+    def _admits(self, replica: int, picture: _Picture) -> bool:
+        reserved = self._reserved.get(replica)
         return reserved is None or (
             (reserved.ticket.batch, reserved.ticket.weights)
             == (picture.ticket.batch, picture.ticket.weights)
         )
 
-    def _reserve(self, devices: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
-        """Keep other pictures away from devices without room, so that there will be some.
+    def _reserve(self, replicas: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
+        """Keep other pictures away from replicas without room, so that there will be some.
 
-        A batch reserves all devices; weights that no device has reserve the one with least to do.
+        A batch reserves all replicas; weights that no replica has reserve the one with least to do.
         """
         free = [
-            device
-            for device in devices
-            if device not in self._reserved
-            and now - max(picture.since, self._switched_at[device]) >= SWITCH_SECONDS
+            replica
+            for replica in replicas
+            if replica not in self._reserved
+            and now - max(picture.since, self._switched_at[replica]) >= SWITCH_SECONDS
         ]
         if isinstance(item, Batch):
-            if len(free) == len(self._devices):
+            if len(free) == len(self._replicas):
                 self._reserved = dict.fromkeys(free, picture)
         elif (
             free
-            and not any(self._memory.holds(device, item) for device in self._devices)
+            and not any(self._memory.holds(replica, item) for replica in self._replicas)
             and (item not in [other.ticket.weights for other in self._reserved.values()])
         ):
             left = Counter()
             for other in self._placed():
-                left[other.device] += other.left
+                left[other.replica] += other.left
             self._reserved[min(free, key=left.__getitem__)] = picture
 
     def _still_reserved(self, picture: _Picture) -> bool:
@@ -526,34 +597,43 @@ class Scheduler:
         One for weights ends when the batch leaves, which would else not come back, as that needs
         room where others have reservations as well.
         """
-        everywhere = [*self._reserved.values()].count(picture) == len(self._devices)
+        everywhere = [*self._reserved.values()].count(picture) == len(self._replicas)
         return (
             picture.wanted
             and picture.slot is None
             and (everywhere or picture.ticket.batch in self._batch_states)
         )
 
-    def _room(self, device: int, picture: _Picture, item: Item) -> list[Item] | None:
-        """Return the items that can go from a device so that the item fits there."""
+    def _room(self, replica: int, picture: _Picture | None, item: Item) -> list[Item] | None:
+        """Return the items that can go from a replica so that the item fits there.
+
+        Without a picture it is a training, for which a batch that nobody has used yet goes only
+        while there are no jobs, and one that was used last only where both never fit.
+        """
         placed = self._placed()
 
-        def needed(device: int, other: Item) -> bool:
+        def needed(replica: int, other: Item) -> bool:
+            if isinstance(other, Training):
+                return False
             if isinstance(other, Batch):
-                return self._needs_batch(other, device, picture)
-            return (device, other) in self._loading or any(
-                (p.device, p.ticket.weights) == (device, other) for p in placed
+                return self._needs_batch(other, replica, picture)
+            return (replica, other) in self._loading or any(
+                (p.replica, p.ticket.weights) == (replica, other) for p in placed
             )
 
-        return self._memory.room_for(device, item, needed)
+        return self._memory.room_for(replica, item, needed)
 
-    def _needs_batch(self, batch: Batch, device: int, picture: _Picture) -> bool:
-        """Whether a batch has to stay when a picture needs room."""
-        state, comes_first = self._batch_states[batch], self._reserved.get(device) is picture
+    def _needs_batch(self, batch: Batch, replica: int, picture: _Picture | None) -> bool:
+        """Whether a batch has to stay when a picture, or a training, needs room."""
+        state = self._batch_states[batch]
+        comes_first = self._reserved.get(replica) is picture if picture else not self._jobs
+        awaited = any(batch == key[1] for key in self._waiting)
         return bool(
             not state.ready
+            or (picture is None and batch in self._kept_beside_training())
             or state.pictures()
-            or batch == picture.ticket.batch
-            or not (state.served or comes_first)
+            or (picture and batch == picture.ticket.batch)
+            or (awaited and not (state.served or comes_first))
         )
 
     def _has_room_for_batch(self, picture: _Picture, moves: _Moves) -> bool:
@@ -570,40 +650,133 @@ class Scheduler:
         return bool(idle)
 
     def _make_room(
-        self, devices: Iterable[int], picture: _Picture, item: Item, moves: _Moves, now: float
+        self, replicas: Iterable[int], picture: _Picture, item: Item, moves: _Moves, now: float
     ) -> bool:
-        """Evict items that are not needed until the item fits on these devices, and record it.
+        """Evict items that are not needed until the item fits on these replicas, and record it.
 
         Returns whether that was possible.
         """
-        devices = list(devices)
-        gone: dict[int, Any] = {d: self._room(d, picture, item) for d in devices}
-        if None in gone.values() or not all(self._admits(d, picture) for d in devices):
-            self._reserve(devices, picture, item, now)
+        replicas = list(replicas)
+        gone: dict[int, Any] = {d: self._room(d, picture, item) for d in replicas}
+        if None in gone.values() or not all(self._admits(d, picture) for d in replicas):
+            self._reserve(replicas, picture, item, now)
             return False
-        for device, others in gone.items():
+        for replica, others in gone.items():
             for other in others:
-                self._evict(device, other, moves)
-            self._memory.use(device, item)
+                self._evict(replica, other, moves)
+            self._memory.use(replica, item)
         return True
 
-    def _evict(self, device: int, item: Item, moves: _Moves) -> None:
+    def _evict(self, replica: int, item: Item, moves: _Moves) -> None:
         if isinstance(item, Weights):
-            self._memory.remove(device, item)
-            moves.drop.append((device, item))
+            self._memory.remove(replica, item)
+            moves.drop.append((replica, item))
+        elif isinstance(item, Training):
+            for everywhere in self._replicas:
+                self._memory.remove(everywhere, item)
+            if item not in moves.suspend:
+                moves.suspend.append(item)
         elif item in self._batch_states:
-            for everywhere in self._devices:
+            for everywhere in self._replicas:
                 self._memory.remove(everywhere, item)
             del self._batch_states[item]
             moves.release.append(item)
 
-    def _open(self, batch: Batch, now: float) -> _BatchState:
-        state = self._batch_states[batch] = _BatchState(batch, len(self._devices), now)
-        for device in self._devices:
-            self._memory.use(device, batch)
+    def _forget_encoders(self, moves: _Moves) -> None:
+        """Give up encoders beyond MAX_SPARE that no picture needs, the least recently used first.
+
+        They take no memory of replicas between two calls.
+        """
+        if len(self._encoder_states) <= MAX_SPARE:
+            return
+        needed = {
+            encoder
+            for picture in self._unfinished()
+            if not picture.entered
+            for encoder in picture.ticket.encoders
+        }
+        spare = [
+            encoder
+            for encoder, state in self._encoder_states.items()
+            if state.ready and encoder not in needed
+        ]
+        for encoder in spare[:-MAX_SPARE]:
+            del self._encoder_states[encoder]
+            moves.release.append(encoder)
+
+    def _compile(self, program: Program, moves: _Moves, now: float) -> None:
+        self._open(program, now)
+        moves.compile.append(program)
+
+    def _open(self, program: Program, now: float) -> _ProgramState:
+        if isinstance(program, Encoder):
+            return self._encoder_states.setdefault(program, _ProgramState(now))
+        state = self._batch_states[program] = _BatchState(program, len(self._replicas), now)
+        for replica in self._replicas:
+            self._memory.use(replica, program)
         return state
 
-    # --- turns on the devices -------------------------------------------------------------------
+    def _state(self, program: Program) -> _ProgramState | None:
+        if isinstance(program, Encoder):
+            return self._encoder_states.get(program)
+        return self._batch_states.get(program)
+
+    # --- training -------------------------------------------------------------------------------
+
+    def _place_training(self, moves: _Moves) -> None:
+        """Put the training on the replicas, if nobody waits for room and all in use can stay."""
+        training = self._training
+        if training is None or self._memory.holds(0, training):
+            return
+        if any(map(self._is_open, self._waiting)):
+            return
+        gone = [self._room(replica, None, training) for replica in self._replicas]
+        if None in gone:
+            return
+        for replica, others in enumerate(gone):
+            for other in others or ():
+                self._evict(replica, other, moves)
+            missing = self._missing(replica, training.weights)
+            moves.load += missing
+            self._loading.update(missing)
+            self._memory.use(replica, training)
+
+    def _kept_beside_training(self) -> set[Batch]:
+        """Return the batches used last, which the next picture is likely to need, if they fit."""
+        used = (
+            next(
+                (item for item in reversed(self._memory.on(replica)) if isinstance(item, Batch)),
+                None,
+            )
+            for replica in self._replicas
+        )
+        last = {batch for batch in used if batch}
+        return last if self._training and self._memory.fits(self._training, *last) else set()
+
+    def _trains_next(self, training: Training, able: Sequence[_Picture]) -> bool:
+        """Whether the training takes a step now, with pictures that could be drawn instead."""
+        coming = {weights for _, weights in self._loading}
+        if not self._memory.holds(0, training) or coming & {*training.needs}:
+            return False
+        share = TRAINING_SHARE / (1 - TRAINING_SHARE)
+        return not able or (
+            self._step_seconds <= share * self._drawn_seconds
+            and not any(picture.has_waited_for_training for picture in self._unfinished())
+        )
+
+    def _train(self, training: Training, moves: _Moves) -> Plan:
+        for replica in self._replicas:
+            self._memory.use(replica, training)
+        for picture in self._unfinished():
+            picture.has_waited_for_training = True
+        return Plan(**moves.as_tuples(), train=training)
+
+    def _fail_training(self, message: Sentence) -> None:
+        if self._training:
+            self._emit(self._training.number, Failed(message))
+            self.end_training()
+
+    # --- turns on the replicas -------------------------------------------------------------------
 
     def _in_turn(self, pictures: Iterable[_Picture]) -> list[_Picture]:
         """Return the pictures in the order of turns: by client, then by the time of waiting."""
@@ -619,19 +792,21 @@ class Scheduler:
         )
 
     def _draw(self, moves: _Moves, now: float) -> Plan:
-        """Plan rows for the batch whose turn it is, on every device with some of its pictures."""
+        """Plan rows for the batch whose turn it is, on every replica with some of its pictures."""
         able = [
             picture
             for picture in self._placed()
-            if (picture.device, picture.ticket.weights) not in self._loading
+            if (picture.replica, picture.ticket.weights) not in self._loading
         ]
+        if self._training and self._trains_next(self._training, able):
+            return self._train(self._training, moves)
         if not able:
             return Plan(**moves.as_tuples())
         state = self._batch_states[self._in_turn(able)[0].ticket.batch]
         drawn = [
-            self._drawn_on_device(state.batch, pictures)
-            for device in self._devices
-            if (pictures := [p for p in state.pictures() if p.device == device and p in able])
+            self._drawn_on_replica(state.batch, pictures)
+            for replica in self._replicas
+            if (pictures := [p for p in state.pictures() if p.replica == replica and p in able])
         ]
         everywhere = [picture for pictures in drawn for picture in pictures]
         least = min(picture.at_once for picture in everywhere)
@@ -646,15 +821,15 @@ class Scheduler:
         return Plan(
             **moves.as_tuples(),
             batch=state.batch,
-            weights={pictures[0].device: pictures[0].ticket.weights for pictures in drawn},
+            weights={pictures[0].replica: pictures[0].ticket.weights for pictures in drawn},
             enter={p.slot: p.ticket for p in everywhere if not p.entered},
             rows={picture.slot: rows for picture in everywhere},
             finish=tuple(finish),
             preview=tuple(p.slot for p in everywhere if self._previewed(p, rows)),
         )
 
-    def _drawn_on_device(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
-        """Return those of a device's pictures that take rows now.
+    def _drawn_on_replica(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
+        """Return those of a replica's pictures that take rows now.
 
         These are all of the client whose turn it is that have the same weights, and others of these
         weights if they cost nothing.
@@ -685,14 +860,13 @@ class Scheduler:
     def _record_drawn(self, state: _BatchState, report: Report, now: float) -> None:
         plan, latency = self._plan, self._model.of(state.batch)
         pictures: dict[int, Any] = {slot: state.slots[slot] for slot in plan.rows}
-        decoded = _most_on_a_device(pictures[slot] for slot in plan.finish)
+        decoded = _most_on_a_replica(pictures[slot] for slot in plan.finish)
         latency.record_rows(self._evaluations, report.advance_seconds)
         if decoded:
             latency.decode_seconds = report.decode_seconds / decoded
-        self._charge(
-            pictures.values(),
-            report.advance_seconds + report.decode_seconds + report.preview_seconds,
-        )
+        seconds = report.advance_seconds + report.decode_seconds + report.preview_seconds
+        self._charge(pictures.values(), seconds)
+        self._drawn_seconds += seconds
         for slot, picture in pictures.items():
             picture.left -= plan.rows[slot]
             picture.entered, picture.drawn_at = True, now
@@ -726,14 +900,21 @@ class Scheduler:
             }
             self._emit(number, Progress(job.step(), job.steps, previews, self._seconds_left(job)))
 
-    def _discard(self, what: Batch | tuple[int, Weights], reason: str) -> None:
-        """Fail the jobs that need an item which could not be prepared."""
-        if isinstance(what, Batch):
-            self._batch_states.pop(what, None)
-            for device in self._devices:
-                self._memory.remove(device, what)
+    def _discard(self, what: Program | tuple[int, Weights] | Training, reason: str) -> None:
+        """Fail the jobs and the training that need an item which could not be prepared."""
+        if isinstance(what, Training):
+            if what == self._training:
+                self._fail_training(Sentence("Teaching failed: {reason}", reason=reason))
+            return
+        if isinstance(what, Program):
             message = Sentence("Compiling failed: {reason}", reason=reason)
-            lost = [p for p in self._unfinished() if p.ticket.batch == what]
+            lost = [p for p in self._unfinished() if what in p.programs]
+            if isinstance(what, Encoder):
+                self._encoder_states.pop(what, None)
+            else:
+                self._batch_states.pop(what, None)
+                for replica in self._replicas:
+                    self._memory.remove(replica, what)
         else:
             self._loading.discard(what)
             self._memory.remove(*what)
@@ -742,8 +923,10 @@ class Scheduler:
                 p
                 for p in self._unfinished()
                 if what[1] in (p.ticket.weights, *p.ticket.weights.needs)
-                and p.device in (None, what[0])
+                and p.replica in (None, what[0])
             ]
+            if self._training and what[1] in self._training.needs:
+                self._fail_training(message)
         self._fail(lost, message)
 
     def _fail(self, pictures: Iterable[_Picture], message: Sentence) -> None:
@@ -789,21 +972,21 @@ class Scheduler:
 
     def _reason(self, job: _Job) -> str:
         first = job.waiting()[0]
-        if not self._is_ready(first.ticket.batch):
+        if not self._is_prepared(first):
             return COMPILING
-        return LOADING if (first.device, first.ticket.weights) in self._loading else WAITING
+        return LOADING if (first.replica, first.ticket.weights) in self._loading else WAITING
 
     def _stalled(self, job: _Job) -> bool:
-        return all(not self._is_ready(picture.ticket.batch) for picture in job.waiting())
+        return not any(map(self._is_prepared, job.waiting()))
 
-    def _is_ready(self, batch: Batch) -> bool:
-        state = self._batch_states.get(batch)
-        return state is not None and state.ready
+    def _is_prepared(self, picture: _Picture) -> bool:
+        """Whether the programs are there that a picture still needs."""
+        return all((state := self._state(each)) and state.ready for each in picture.programs)
 
     def _waits(self, numbers: Iterable[int], now: float) -> dict[int, float | None]:
         """Return how long these jobs wait for their turn, where that is known.
 
-        They wait for the earlier jobs of their clients, which share the devices with others.
+        They wait for the earlier jobs of their clients, which share the replicas with others.
         """
         wanted: dict[Account, float] = {}
         before: dict[int, float] = {}
@@ -821,35 +1004,41 @@ class Scheduler:
         return waits
 
     def _seconds_until_ready(self, picture: _Picture, now: float) -> float | None:
-        """Return the seconds until a picture's batch is compiled and a device has its weights.
+        """Return the seconds until a picture's programs are there and a replica has its weights.
 
-        Batches that come before it count as well. Returns None if it is not known.
+        Programs that come before them count as well. Returns None if it is not known.
         """
-        ticket, seconds = picture.ticket, self._model.compile_seconds()
+        ticket = picture.ticket
         loading = min(
             sum(
                 self._model.load_seconds(weights)
-                for _, weights in self._missing(device, ticket.weights)
+                for _, weights in self._missing(replica, ticket.weights)
             )
-            for device in self._devices
+            for replica in self._replicas
         )
-        if self._is_ready(ticket.batch):
+        if self._is_prepared(picture):
             return loading
-        if seconds is None:
-            return None
-        left = sum(
-            max(0.0, seconds - (now - state.since))
-            for state in self._batch_states.values()
+        begun = {
+            program: now - state.since
+            for program, state in (*self._batch_states.items(), *self._encoder_states.items())
             if not state.ready
-        )
-        if ticket.batch in self._batch_states:
-            return loading + left
-        cold = {
-            batch
-            for (_, batch, _), queue in self._waiting.items()
-            if batch not in self._batch_states and queue[0].number < picture.number
         }
-        return loading + left + seconds * len(cold | {ticket.batch})
+        firsts = [picture, *(queue[0] for queue in self._waiting.values())]
+        cold = {
+            program
+            for other in firsts
+            if other.number <= picture.number
+            for program in other.programs
+            if self._state(program) is None
+        }
+        if cold.isdisjoint(picture.programs):
+            cold = set()  # what is on its way is all that it waits for
+        for program in begun.keys() | cold:
+            seconds = self._model.compile_seconds(type(program))
+            if seconds is None:
+                return None
+            loading += max(0.0, seconds - begun.get(program, 0.0))
+        return loading
 
     def _seconds_left(self, job: _Job) -> float | None:
         """Return how long a job that has begun still takes, or None if that is not known.
@@ -857,7 +1046,7 @@ class Scheduler:
         Its pictures in slots come first, beside those of others, then the ones that wait.
         """
         model = self._model
-        if not all(self._is_ready(p.ticket.batch) for p in job.waiting()):
+        if not all(map(self._is_prepared, job.waiting())):
             return None
         placed = self._placed()
         queueing = {account for (account, *_), queue in self._waiting.items() if queue}
@@ -865,7 +1054,7 @@ class Scheduler:
         for picture in (p for p in placed if p.ticket.job == job.number):
             mine = picture.in_crowd(model)
             own, others = 0.0, dict[Account, float]()
-            for other in (p for p in placed if p.device == picture.device):
+            for other in (p for p in placed if p.replica == picture.replica):
                 account, theirs = other.ticket.account, other.in_crowd(model)
                 if account == job.account:
                     own += min(theirs, mine)
@@ -879,7 +1068,7 @@ class Scheduler:
             for other in self._jobs.values()
             if other is not job and other.account != job.account
         }
-        return last + in_turns(waiting, job.account, forever) / len(self._devices)
+        return last + in_turns(waiting, job.account, forever) / len(self._replicas)
 
     # --- bookkeeping ----------------------------------------------------------------------------
 
@@ -893,8 +1082,7 @@ class Scheduler:
         self._batch_states[picture.ticket.batch].slots[picture.slot] = None
 
     def _unqueue(self, picture: _Picture) -> None:
-        ticket = picture.ticket
-        key = ticket.account, ticket.batch, ticket.weights
+        key = _queue_key(picture.ticket)
         self._waiting[key].remove(picture)
         if not self._waiting[key]:
             del self._waiting[key]
@@ -915,6 +1103,10 @@ class Scheduler:
             self._shares.leave(job.account)
 
 
+def _queue_key(ticket: Ticket) -> _QueueKey:
+    return ticket.account, ticket.batch, ticket.weights, ticket.encoders
+
+
 def _in_rounds(jobs: Iterable[_Job], whose: Callable[[_Job], Hashable]) -> list[_Job]:
     """Order jobs in rounds: the first of everybody by their numbers, then everybody's second ..."""
     rounds: Counter[Hashable] = Counter()
@@ -925,6 +1117,6 @@ def _in_rounds(jobs: Iterable[_Job], whose: Callable[[_Job], Hashable]) -> list[
     return [job for *_, job in sorted(ranked)]
 
 
-def _most_on_a_device(pictures: Iterable[_Picture]) -> int:
-    """Return how many of them are on the device that has most."""
-    return max(Counter(picture.device for picture in pictures).values(), default=0)
+def _most_on_a_replica(pictures: Iterable[_Picture]) -> int:
+    """Return how many of them are on the replica that has most."""
+    return max(Counter(picture.replica for picture in pictures).values(), default=0)

@@ -16,7 +16,7 @@ class Tally:
         rows: of tables that slots have taken, with those of forecasts.
         refused: requests, because too much waited.
         ended: jobs, by how.
-        seconds: by what the devices or the host did: advance, decode, preview,
+        seconds: by what the devices or the host did: advance, decode, preview, train,
             compile, load.
     """
 
@@ -34,6 +34,7 @@ class Tally:
         self.seconds["advance"] += report.advance_seconds
         self.seconds["decode"] += report.decode_seconds
         self.seconds["preview"] += report.preview_seconds
+        self.seconds["train"] += report.train_seconds or 0.0
         self.seconds["compile"] += sum(each.seconds for each in report.compiled.values())
         # What came to several devices was read once.
         self.seconds["load"] += sum(

@@ -5,10 +5,10 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -17,24 +17,42 @@ from jax.sharding import Mesh, NamedSharding
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.pictures.images import blurred
-from sd_tpu.runtime.mesh import split
+from sd_tpu.runtime.mesh import replicas, split
 from sd_tpu.runtime.previews import SAMPLES, LatentPreview, sample_latents
-from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.programs import ImageEncoder, Programs, encoded
 from sd_tpu.runtime.slots import Slots
-from sd_tpu.runtime.weights import DeviceWeights, digest
-from sd_tpu.serving.plan import Batch, Compiled, Plan, Report, Weights
+from sd_tpu.runtime.weights import ReplicaWeights, digest
+from sd_tpu.sentence import Sentence
+from sd_tpu.serving.plan import Batch, Compiled, Encoder, Plan, Program, Report, Training, Weights
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1  # that a plan without rows waits for the background at most
 
-BackgroundResult = tuple[Batch, Compiled | str] | tuple[Weights, list[int], str | None, float]
+BackgroundResult = (
+    tuple[Program, Compiled | str]
+    | tuple[Training, str]
+    | tuple[Weights, list[int], str | None, float]
+)
+
+
+class Trainee(Protocol):
+    """Steps of a training, as a worker takes them."""
+
+    def step(self, params: Params) -> bool:
+        """Take the next step by parameters [R, ...], and return whether there was one."""
+
+    def suspend(self) -> None:
+        """Take the state from the devices; the next step puts it back."""
+
+    def fail(self, message: Sentence) -> None:
+        """Take note that there are no more steps, and why; the caller may hold locks."""
 
 
 class Worker:
     """Owner of the devices of this process; `execute` is called by one thread at a time.
 
-    Weights are brought one after the other, and batches compiled one after the other, beside one
+    Weights are brought one after the other, and programs compiled one after the other, beside one
     another and beside what is drawn.
     """
 
@@ -43,7 +61,7 @@ class Worker:
         mesh: Mesh,
         read: Callable[[Weights, NamedSharding], Params],
         build: Callable[[Batch], tuple[Programs, Any, Params]],
-        prepare: Callable[[Plan, Programs, Params], dict[int, Any]] | None = None,
+        build_encoder: Callable[[Encoder], ImageEncoder] | None = None,
     ):
         """Begin with nothing compiled and nothing on the devices.
 
@@ -52,45 +70,54 @@ class Worker:
             read: gives the parameters of weights, arrays [1, ...] placed as the sharding says.
             build: gives a batch's programs, not compiled yet; an entry to time them with, of at
                 least two rows; and its parameters' shapes.
-            prepare: gives the entries that enter by a plan, by slot, as the programs take them;
-                None where they are so already.
+            build_encoder: gives an encoder of pictures; None where no plan asks for one.
         """
-        self._read, self._build, self._prepare = read, build, prepare
-        self.weights = DeviceWeights(mesh)
-        self._devices = range(mesh.size)
-        self._shapes: dict[str, Params] = {}  # by architecture
-        # By device and stand-in, whose parameters are in it.
+        self._read, self._build, self._build_encoder = read, build, build_encoder
+        self.weights = ReplicaWeights(mesh)
+        self._replicas = range(replicas(mesh))
+        # By architecture, and how they are divided over the chips of a replica.
+        self._shapes: dict[str, tuple[Params, Params | None]] = {}
+        # By replica and stand-in, whose parameters are in it.
         self._borrowed: dict[tuple[int, Weights], set[Weights]] = {}
         self._programs: dict[Batch, Programs] = {}
         self._slots: dict[Batch, Slots] = {}
+        self._encoders: dict[Encoder, ImageEncoder] = {}
+        self._loaded = 0  # parameters, which may be others each time
         # By architecture and the autoencoder's digest, which fine-tunes may share.
         self._previews: dict[tuple[str, str], LatentPreview] = {}
         self._digests: dict[Weights, str] = {}  # of autoencoders
+        self.trainees: dict[int, Trainee] = {}  # by the numbers of their trainings
         self._results: queue.SimpleQueue[BackgroundResult] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the weights, which compiling uses as well
         self._loader, self._compiler = _Background("load"), _Background("compile")
 
     def execute(self, plan: Plan) -> Report:
         """Carry out a plan; failures are in the report."""
-        for batch in plan.release:
-            self._programs.pop(batch, None)
-            self._slots.pop(batch, None)
+        for program in plan.release:
+            for there in (self._programs, self._slots, self._encoders):
+                there.pop(program, None)
+        for training in plan.suspend:
+            self._suspend(training)
         with self._lock:
-            for device, weights in plan.drop:
-                self._drop(device, weights)
+            for replica, weights in plan.drop:
+                self._drop(replica, weights)
         wanted = dict.fromkeys(weights for _, weights in plan.load)
         for weights in sorted(wanted, key=lambda each: len(each.needs)):  # bases first
-            self._load(weights, [device for device, other in plan.load if other == weights])
-        for batch in plan.compile:
+            self._load(weights, [replica for replica, other in plan.load if other == weights])
+        for program in plan.compile:
             self._compiler.do(
-                lambda batch=batch: self._results.put((batch, self._compile(batch))),
-                lambda reason, batch=batch: self._results.put((batch, reason)),
+                lambda program=program: self._results.put((program, self._compile(program))),
+                lambda reason, program=program: self._results.put((program, reason)),
             )
-        drawn = {} if plan.batch is None else self._draw_or_fail(plan)
-        return Report(**drawn, **self._finished_in_background(wait=plan.batch is None))
+        done: dict[str, Any] = {}
+        if plan.batch:
+            done = self._draw_or_fail(plan)
+        elif plan.train:
+            done = {"train_seconds": self._train(plan.train)}
+        return Report(**done, **self._finished_in_background(wait=not done))
 
     def load_later(self, job: Callable[[], object]) -> None:
-        """Run a job that reads files after those that devices wait for by now."""
+        """Run a job that reads files after those that replicas wait for by now."""
         self._loader.do(job, lambda reason: None)
 
     def close(self) -> None:
@@ -113,12 +140,7 @@ class Worker:
         programs, params = self._programs[plan.batch], self._params_of(plan)
         slots = self._slots.pop(plan.batch, None) or programs.empty()
         if plan.enter:
-            entering = (
-                self._prepare(plan, programs, params)
-                if self._prepare
-                else {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
-            )
-            slots = programs.encode(params, slots, entering)
+            slots = programs.encode(params, slots, self._entering(plan, programs, params))
         rows = np.zeros(programs.slots, np.int32)
         rows[list(plan.rows)] = list(plan.rows.values())
         slots, seconds = _timed(lambda: programs.advance(params, slots, rows))
@@ -140,6 +162,43 @@ class Worker:
             unsafe=frozenset(unsafe),
         )
 
+    def _entering(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Any]:
+        """Return the inputs of slots that a plan fills, with latents in place of their pictures."""
+        entering = {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
+        latents = defaultdict(dict)
+        for encoder in {each for ticket in plan.enter.values() for each in ticket.encoders}:
+            whose = {
+                replica: (weights.network if encoder.part else weights.root, self._loaded)
+                for replica, weights in plan.weights.items()
+            }
+            made = self._encoders[encoder].latents(params, entering, programs.replica, whose)
+            for slot, by_name in made.items():
+                latents[slot] |= by_name
+        return encoded(entering, latents) if latents else entering
+
+    def _train(self, training: Training) -> float | None:
+        """Take a step of a training; return the seconds, None where there is none left."""
+        begun, trainee = time.monotonic(), self.trainees.get(training.number)
+        if trainee is None:
+            return None
+        try:
+            everywhere = dict.fromkeys(self._replicas, training.weights)
+            if not trainee.step(self._together(training.weights.architecture, everywhere)):
+                trainee.suspend()
+                return None
+        except Exception as error:  # such as a device without memory enough
+            log.exception("a training failed")
+            self._results.put((training, reason_of(error)))
+        return time.monotonic() - begun
+
+    def _suspend(self, training: Training) -> None:
+        try:
+            if trainee := self.trainees.get(training.number):
+                trainee.suspend()
+        except Exception as error:  # such as a host without memory enough
+            log.exception("a training failed")
+            self._results.put((training, reason_of(error)))
+
     def _params_of(self, plan: Plan) -> Params:
         assert plan.batch is not None
         return self._together(plan.batch.architecture, plan.weights)
@@ -151,18 +210,18 @@ class Worker:
             return _drawn(programs, programs.preview, params, clean, plan.preview)
         latents = np.asarray(clean)
         return {
-            slot: self._previewer_of(programs, params, plan.weights, programs.device(slot))(
+            slot: self._previewer_of(programs, params, plan.weights, programs.replica(slot))(
                 latents[slot]
             )
             for slot in plan.preview
         }
 
     def _previewer_of(
-        self, programs: Programs, params: Params, weights: dict[int, Weights], device: int
+        self, programs: Programs, params: Params, weights: dict[int, Weights], replica: int
     ) -> LatentPreview:
-        """Return the previewer of a device's latents, fitted when its autoencoder is first seen."""
-        mine = weights[device]
-        key = self._autoencoder(programs, mine, self.weights.of(device, mine))
+        """Return the previewer of a replica's latents, fitted when its autoencoder is new."""
+        mine = weights[replica]
+        key = self._autoencoder(programs, mine, self.weights.of(replica, mine))
         if key not in self._previews:
             alike = [other for other in weights if weights[other] == mine]
             self._previews[key], _ = _fit_preview(programs, params, alike)
@@ -177,9 +236,9 @@ class Worker:
         return base.architecture, digest_of
 
     def _together(self, architecture: str, wanted: dict[int, Weights]) -> Params:
-        """Assemble parameters for the programs: on each device those that are wanted there.
+        """Assemble parameters for the programs: on each replica those that are wanted there.
 
-        A device that draws nothing may hold any parameters of the architecture; if it holds none,
+        A replica that draws nothing may hold any parameters of the architecture; if it holds none,
         it gets a stand-in.
         """
         with self._lock:
@@ -187,25 +246,26 @@ class Worker:
 
     def _assembled(self, architecture: str, wanted: dict[int, Weights]) -> Params:
         return self.weights.together(
-            [wanted.get(device) or self._any(device, architecture) for device in self._devices]
+            [wanted.get(replica) or self._any(replica, architecture) for replica in self._replicas]
         )
 
-    def _any(self, device: int, architecture: str) -> Weights:
-        for name in self.weights.names(device):
+    def _any(self, replica: int, architecture: str) -> Weights:
+        for name in self.weights.names(replica):
             if name.architecture == architecture:
                 return name
-        return self._stand_in(device, architecture)
+        return self._stand_in(replica, architecture)
 
-    def _stand_in(self, device: int, architecture: str) -> Weights:
-        """Put a stand-in on a device: parameters of the right shapes that nothing is drawn with.
+    def _stand_in(self, replica: int, architecture: str) -> Weights:
+        """Put a stand-in on a replica: parameters of the right shapes that nothing is drawn with.
 
-        It shares components of the same shapes that lie on the device, as a ControlNet's model may,
+        It shares components of the same shapes that lie there, as a ControlNet's model may,
         and has zeros for the others.
         """
-        shapes, shared, zeros = self._shapes[architecture], {}, _nameless(architecture)
-        borrowed = self._borrowed[device, zeros] = set()
-        for weights in self.weights.names(device):
-            there = self.weights.of(device, weights)
+        (shapes, divisions), shared = self._shapes[architecture], {}
+        zeros = _nameless(architecture)
+        borrowed = self._borrowed[replica, zeros] = set()
+        for weights in self.weights.names(replica):
+            there = self.weights.of(replica, weights)
             alike = {
                 part: there[part]
                 for part in shapes.keys() & there.keys() - shared.keys()
@@ -214,58 +274,74 @@ class Worker:
             shared |= alike
             borrowed |= {weights} if alike else set()
         missing = {part: shapes[part] for part in shapes.keys() - shared.keys()}
-        self.weights.put(device, zeros, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), missing))
-        self.weights.record(device, zeros, {**self.weights.of(device, zeros), **shared})
+        self.weights.put(
+            replica,
+            zeros,
+            jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), missing),
+            divisions and {part: divisions[part] for part in missing},
+        )
+        self.weights.record(replica, zeros, {**self.weights.of(replica, zeros), **shared})
         return zeros
 
-    def _drop(self, device: int, weights: Weights) -> None:
+    def _drop(self, replica: int, weights: Weights) -> None:
         """Drop parameters, and stand-ins that hold some of them."""
         if not weights.name:
             weights = _nameless(weights.architecture)
-        self.weights.drop(device, weights)
+        self.weights.drop(replica, weights)
         for (where, zeros), borrowed in self._borrowed.items():
-            if where == device and weights in borrowed:
-                self.weights.drop(device, zeros)
+            if where == replica and weights in borrowed:
+                self.weights.drop(replica, zeros)
 
     # --- the background -------------------------------------------------------------------------
 
-    def _load(self, weights: Weights, devices: list[int]) -> None:
-        """Begin to load weights onto devices."""
+    def _load(self, weights: Weights, replicas: list[int]) -> None:
+        """Begin to load weights onto replicas."""
         with self._lock:
-            for device in devices:  # the new weights replace a stand-in
-                self._drop(device, _nameless(weights.architecture))
+            for replica in replicas:  # the new weights replace a stand-in
+                self._drop(replica, _nameless(weights.architecture))
 
         def put_result(reason: str | None, seconds: float = 0.0) -> None:
-            self._results.put((weights, devices, reason, seconds))
+            self._results.put((weights, replicas, reason, seconds))
 
         def read() -> None:
             begun = time.monotonic()  # not before: others may have been waited for
-            params = jax.block_until_ready(self._read(weights, self.weights.on(devices)))
+            params = jax.block_until_ready(self._read(weights, self.weights.on(replicas)))
             with self._lock:  # at once: the next weights may be merged into these
-                for device in devices:
-                    self.weights.record(device, weights, params)
+                for replica in replicas:
+                    self.weights.record(replica, weights, params)
                 self._digests.pop(weights, None)  # the file may have changed
             put_result(None, time.monotonic() - begun)
 
         self._loader.do(read, put_result)
 
-    def _compile(self, batch: Batch) -> Compiled:
+    def _compile(self, program: Program) -> Compiled:
+        if isinstance(program, Batch):
+            return self._compile_batch(program)
+        build, begun = self._build_encoder, time.monotonic()
+        assert build is not None
+        encoder = build(program)
+        encoder.compile()
+        self._encoders[program] = encoder
+        return Compiled(seconds=time.monotonic() - begun)
+
+    def _compile_batch(self, batch: Batch) -> Compiled:
         """Compile the programs on slots of their own, and time them.
 
         Timed are the second evaluation for a picture and the second call that decodes: the first
         ones take much longer than any other.
         """
         if not batch.zeros and not self._held(batch.architecture):
-            self._loader.wait()  # on one device a stand-in takes as much memory as they
+            self._loader.wait()  # on one replica a stand-in takes as much memory as they
         begun = time.monotonic()
-        programs, slot_inputs, self._shapes[batch.architecture] = self._build(batch)
+        programs, slot_inputs, shapes = self._build(batch)
+        self._shapes[batch.architecture] = shapes, programs.divisions
         try:
             return self._compiled(batch, programs, slot_inputs, begun)
         finally:
             if not batch.zeros:  # nothing needs a stand-in once this is over
                 with self._lock:
-                    for device in self._devices:
-                        self._drop(device, _nameless(batch.architecture))
+                    for replica in self._replicas:
+                        self._drop(replica, _nameless(batch.architecture))
 
     def _compiled(
         self, batch: Batch, programs: Programs, slot_inputs: Any, begun: float
@@ -285,9 +361,9 @@ class Worker:
             held = self._held(batch.architecture)
             params = self._assembled(batch.architecture, held)
             one = next(iter(held.values()), None)
-            alike = [device for device in held if held[device] == one]
+            alike = [replica for replica in held if held[replica] == one]
             tree = self.weights.of(alike[0], one) if alike else {}
-        preview, decode = _fit_preview(programs, params, alike or self._devices)
+        preview, decode = _fit_preview(programs, params, alike or self._replicas)
         if one is not None:
             self._previews.setdefault(self._autoencoder(programs, one, tree), preview)
         _, check = _timed(lambda: programs.unsafe(params, black))
@@ -295,11 +371,11 @@ class Worker:
         return Compiled(seconds=seconds, row_seconds=row, decode_seconds=decode + check)
 
     def _held(self, architecture: str) -> dict[int, Weights]:
-        """Return the devices with parameters of the architecture, and which."""
+        """Return the replicas with parameters of the architecture, and which."""
         return {
-            device: weights
-            for device in self._devices
-            for weights in self.weights.names(device)
+            replica: weights
+            for replica in self._replicas
+            for weights in self.weights.names(replica)
             if weights.architecture == architecture and weights.name
         }
 
@@ -314,14 +390,15 @@ class Worker:
         self, result: BackgroundResult, compiled: dict, loaded: dict, failed: dict
     ) -> None:
         match result:
-            case (Batch() as batch, Compiled() as measured):
-                compiled[batch] = measured
-            case (Batch() as batch, reason):
-                failed[batch] = reason
-            case (weights, devices, str() as reason, _):
-                failed.update({(device, weights): reason for device in devices})
-            case (weights, devices, None, seconds):
-                loaded.update({(device, weights): seconds for device in devices})
+            case (Batch() | Encoder() as program, Compiled() as measured):
+                compiled[program] = measured
+            case (Batch() | Encoder() | Training() as what, reason):
+                failed[what] = reason
+            case (weights, replicas, str() as reason, _):
+                failed.update({(replica, weights): reason for replica in replicas})
+            case (weights, replicas, None, seconds):
+                self._loaded += 1
+                loaded.update({(replica, weights): seconds for replica in replicas})
 
 
 class _Background:
@@ -368,7 +445,7 @@ def _nameless(architecture: str) -> Weights:
 
 
 def _alike(params: Params, shapes: Params) -> bool:
-    """Whether parameters [1, ...] on a device have these shapes and types."""
+    """Whether parameters [1, ...] on a replica have these shapes and types."""
 
     def of(tree: Params, lead: int) -> list:
         return [
@@ -405,13 +482,13 @@ def _drawn(
 
 
 def _fit_preview(
-    programs: Programs, params: Params, devices: Iterable[int]
+    programs: Programs, params: Params, replicas: Iterable[int]
 ) -> tuple[LatentPreview, float]:
-    """Fit a previewer to samples that these devices decode in two calls.
+    """Fit a previewer to samples that these replicas decode in two calls.
 
     Returns it, and the seconds that a picture took in the second call.
     """
-    free = [slot for slot in range(programs.slots) if programs.device(slot) in set(devices)]
+    free = [slot for slot in range(programs.slots) if programs.replica(slot) in set(replicas)]
     h, w, channels = programs.latent_shape
     used = free[: max(1, SAMPLES // (2 * h * w))]
     samples = sample_latents(2 * programs.slots, (h, w, channels))
@@ -421,7 +498,7 @@ def _fit_preview(
         drawn, seconds = _timed(lambda: _drawn(programs, programs.decode, params, on_devices, used))  # noqa: B023
         latents.append(half[used])
         pictures.append(np.stack(list(drawn.values())))
-    most = max(Counter(map(programs.device, used)).values())
+    most = max(Counter(map(programs.replica, used)).values())
     return LatentPreview.fit(np.concatenate(latents), np.concatenate(pictures)), seconds / most
 
 

@@ -32,47 +32,101 @@ class Encoded:
     no_text: Tree
 
 
-def encode(
-    checkpoint: Checkpoint,
-    params: Params,
-    examples: Sequence[Example],
-    *,
-    texts: bool = True,
-    done: Callable[[int], None] = lambda count: None,
-) -> tuple[Any, list[Encoded]]:
-    """Encode pictures, and their captions unless that is left to encoders that are trained.
+class ExampleEncoder:
+    """Programs that encode pictures and their captions, on one device.
 
-    Args:
-        checkpoint: whose model encodes.
-        params: of its text encoders and its autoencoder.
-        examples: the pictures.
-        texts: whether captions are encoded.
-        done: called with the number of pictures that are.
-
-    Returns:
-        The model for texts of these lengths, and the pictures in their order.
-
-    Raises:
-        PromptError: a caption cannot be read.
+    Attributes:
+        model: for texts of these lengths.
+        parts: the components whose parameters `encoded` takes.
+        temporary: the most bytes that a program takes beside parameters, once all are compiled.
     """
-    inputs = _text_inputs(checkpoint, examples)
-    model = checkpoint.model.for_inputs(inputs[0][0])
-    encode_image, encode_text = jax.jit(model.encode), jax.jit(model.encode_prompt)
 
-    def text(given: Tree) -> Tree:
-        if not texts:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        examples: Sequence[Example],
+        device: jax.Device,
+        *,
+        texts: bool = True,
+        stacked: bool = False,
+    ):
+        """Tokenize the captions.
+
+        Args:
+            checkpoint: whose model encodes.
+            examples: the pictures.
+            device: where.
+            texts: whether captions are encoded, which is else left to encoders that are trained.
+            stacked: whether parameters lead with an axis of 1.
+
+        Raises:
+            PromptError: a caption cannot be read.
+        """
+        self.examples, self._texts = examples, texts
+        self._inputs = _text_inputs(checkpoint, examples)
+        self.model = model = checkpoint.model.for_inputs(self._inputs[0][0])
+        shapes = checkpoint.parameters.shapes
+        self.parts = (
+            [part for part in shapes if part != model.denoiser] if texts else [model.autoencoder]
+        )
+        self.temporary = 0
+        lead = (1,) if stacked else ()
+        there = jax.sharding.SingleDeviceSharding(device)
+        self._params = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype, sharding=there),
+            {part: shapes[part] for part in self.parts},
+        )
+
+        def program(function: Callable) -> Any:
+            if not stacked:
+                return jax.jit(function)
+            return jax.jit(lambda params, x: function(jax.tree.map(lambda y: y[0], params), x))
+
+        self._image, self._text = program(model.encode), program(model.encode_prompt)
+        self._programs: dict[Any, Any] = {}  # by a picture's size, and of texts by "text"
+        self._without: dict[tuple[int, int], Tree] = {}
+
+    def compile(self) -> None:
+        """Compile all programs."""
+        wanted: dict[Any, Any] = {each.size: (self._image, each.pixels()) for each in self.examples}
+        if self._texts:
+            wanted["text"] = self._text, self._inputs[0][0]
+        for key, (program, inputs) in wanted.items():
+            compiled = program.lower(self._params, inputs).compile()
+            self._programs[key] = compiled
+            size = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
+            self.temporary = max(self.temporary, size)
+
+    def blank(self, number: int) -> Encoded:
+        """Return zeros in the shapes of an encoded picture."""
+
+        def zeros(of: Tree) -> Tree:
+            return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), of)
+
+        latents = jax.eval_shape(self._image, self._params, self.examples[number].pixels())
+        text = self._inputs[number][0]
+        if self._texts:
+            both = jax.eval_shape(self._text, self._params, text)
+            text = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), both)
+        return Encoded(np.zeros(latents.shape, np.float32), zeros(text), zeros(text))
+
+    def encoded(self, params: Params, number: int) -> Encoded:
+        """Encode a picture and its caption, by programs that are compiled.
+
+        Args:
+            params: of `parts`, on the device.
+            number: of the picture.
+        """
+        example, (given, nothing) = self.examples[number], self._inputs[number]
+        if example.size not in self._without:
+            self._without[example.size] = self._read(params, nothing)
+        latents = np.asarray(self._programs[example.size](params, example.pixels()), np.float32)
+        return Encoded(latents, self._read(params, given), self._without[example.size])
+
+    def _read(self, params: Params, given: Tree) -> Tree:
+        if not self._texts:
             return given
-        return jax.tree.map(lambda x: np.asarray(x[-1]), encode_text(params, given))
-
-    without: dict[tuple[int, int], Tree] = {}
-    encoded = []
-    for number, (example, (given, nothing)) in enumerate(zip(examples, inputs, strict=True), 1):
-        if example.size not in without:
-            without[example.size] = text(nothing)
-        latents = np.asarray(encode_image(params, example.pixels()), np.float32)
-        encoded.append(Encoded(latents, text(given), without[example.size]))
-        done(number)
-    return model, encoded
+        return jax.tree.map(lambda x: np.asarray(x[-1]), self._programs["text"](params, given))
 
 
 def _text_inputs(checkpoint: Checkpoint, examples: Sequence[Example]) -> list[tuple[Tree, Tree]]:

@@ -21,7 +21,13 @@ from flax import nnx
 from safetensors.numpy import save
 
 from sd_tpu.checkpoint.weights import Params
-from sd_tpu.models import flux2_transformer, flux_transformer, unet, z_image_transformer
+from sd_tpu.models import (
+    cosmos_transformer,
+    flux2_transformer,
+    flux_transformer,
+    unet,
+    z_image_transformer,
+)
 from sd_tpu.models.layers import Linear, ResnetBlock
 from sd_tpu.models.products import matmul
 from sd_tpu.models.text_encoder import EncoderLayer
@@ -45,6 +51,7 @@ BLOCKS = (
     flux2_transformer.DoubleBlock,
     flux2_transformer.SingleBlock,
     z_image_transformer.Block,
+    cosmos_transformer.Block,
     EncoderLayer,
 )
 

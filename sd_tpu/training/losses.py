@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.sampling.schedule import FlowSchedule, NoiseSchedule, Schedule
+from sd_tpu.settings import RequestError
 
 GAMMA = 5.0  # of Min-SNR weighting (Hang et al. 2023, arXiv:2303.09556)
 
@@ -32,9 +32,9 @@ class Question(NamedTuple):
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Raise CheckpointError for a schedule by which nothing is trained here."""
+    """Raise RequestError for a schedule by which nothing is trained here."""
     if isinstance(schedule, NoiseSchedule) and schedule.config.prediction_type == "sample":
-        raise CheckpointError(
+        raise RequestError(
             "This model predicts pictures, and cannot be taught: models that predict noise "
             "(epsilon), v or a flow can."
         )

@@ -1,15 +1,21 @@
 """Options of teaching, and their bounds."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
-from sd_tpu.settings import RequestError
+from sd_tpu.settings import Number, RequestError
 from sd_tpu.training.pictures import KINDS, check_name
 
 OPTIMIZERS = {"adamw": 1e-4, "prodigy": 1.0}  # and their learning rates by default
-MAX_RANK, MAX_STEPS, MAX_BATCH = 128, 100_000, 256
-MAX_RATE, MAX_DROPOUT = 10.0, 0.9
-MAX_SEED = 2**32 - 1
+BOUNDS = {
+    "steps": Number(int, 1, 100_000),
+    "rank": Number(int, 4, 128),
+    "batch": Number(int, 1, 256),
+    "accumulate": Number(int, 1, 256),
+    "seed": Number(int, 0, 2**32 - 1),
+    "learning_rate": Number(float, 0, 10),
+    "caption_dropout": Number(float, 0, 0.9),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,11 @@ class Options:
         """The learning rate at its highest."""
         return OPTIMIZERS[self.optimizer] if self.learning_rate is None else self.learning_rate
 
+    def of_model(self, rate: float | None) -> Self:
+        """Return the options with a model's own learning rate, if it has one and none is given."""
+        takes = self.learning_rate is None and self.optimizer == "adamw"
+        return dataclasses.replace(self, learning_rate=rate) if takes else self
+
     @property
     def items(self) -> int:
         """Pictures that make a step."""
@@ -68,33 +79,9 @@ class Options:
         check_name(self.name)
         _one_of("kind", self.kind, KINDS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        for name, least, most in (
-            ("steps", 1, MAX_STEPS),
-            ("rank", 4, MAX_RANK),
-            ("batch", 1, MAX_BATCH),
-            ("accumulate", 1, MAX_BATCH),
-            ("seed", 0, MAX_SEED),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not least <= value <= most:
-                raise RequestError(
-                    "{name} should be a whole number from {least} to {most}, not {value}.",
-                    name=name,
-                    least=least,
-                    most=most,
-                    value=value,
-                )
-        for name, value, most in (
-            ("learning_rate", self.highest_rate, MAX_RATE),
-            ("caption_dropout", self.caption_dropout, MAX_DROPOUT),
-        ):
-            if not 0 <= value <= most:
-                raise RequestError(
-                    "{name} should be a number from 0 to {most}, not {value}.",
-                    name=name,
-                    most=most,
-                    value=value,
-                )
+        values = {**dataclasses.asdict(self), "learning_rate": self.highest_rate}
+        for name, number in BOUNDS.items():
+            number.check(values[name], name.replace("_", " "))
 
 
 def _one_of(name: str, value: Any, known: Any) -> None:

@@ -15,6 +15,7 @@ from sd_tpu.reading import expanded, read_bytes, read_text
 from sd_tpu.settings import Picture, RequestError
 
 FEWEST, MOST = 4, 40  # pictures
+PICTURE_SIDES = (1.0, 0.75, 0.5)  # at which pictures may be looked at, of the model's own
 KINDS = ("thing", "person", "style")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 MAX_CAPTION_BYTES = 1 << 14
@@ -56,6 +57,8 @@ class Example:
 
 def check_name(name: str) -> None:
     """Raise RequestError unless a name can be a word in prompts and the name of a file."""
+    if not name:
+        raise RequestError("Give what is taught a name.")
     if not NAME.fullmatch(name):
         raise RequestError(
             "{name} cannot be the name of what is taught: it should have 1 to 64 letters, digits, "
@@ -88,8 +91,7 @@ def read_examples(
     )
     if not FEWEST <= len(files) <= MOST:
         raise RequestError(
-            "There are {count} pictures in {folder} ({kinds}); a model is taught by {fewest} to "
-            "{most}.",
+            "A model is taught by {fewest} to {most} pictures ({kinds}); {folder} has {count}.",
             count=len(files),
             folder=folder,
             kinds=", ".join(SUFFIXES),

@@ -19,7 +19,7 @@ from jax.stages import Wrapped
 
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.runtime.compiler import compiler_options
-from sd_tpu.runtime.mesh import AXIS, REPLICATED
+from sd_tpu.runtime.mesh import REPLICA, REPLICATED, SPLIT
 from sd_tpu.sampling.schedule import Schedule
 from sd_tpu.training.encoding import Encoded
 from sd_tpu.training.factors import Adaptation
@@ -31,7 +31,7 @@ State = dict[str, Any]  # "factors", "optimizer", "step"
 
 CLIPPED = 1.0  # norm of all gradients together, at most
 WEIGHT_DECAY = 0.01
-BATCHES = PartitionSpec(None, AXIS)  # of arrays [batches that make a step, pictures, ...]
+BATCHES = PartitionSpec(None, REPLICA)  # of arrays [batches that make a step, pictures, ...]
 
 
 def make_optimizer(name: str) -> optax.GradientTransformation:
@@ -106,7 +106,13 @@ class Pool:
 
 
 def make_step(
-    adaptation: Adaptation, schedule: Schedule, options: Options, mesh: Mesh, *, texts: bool = False
+    adaptation: Adaptation,
+    schedule: Schedule,
+    options: Options,
+    mesh: Mesh,
+    *,
+    texts: bool = False,
+    stacked: bool = False,
 ) -> Wrapped:
     """Return a jitted step: (state, params, batch, seed, rate) -> (state, loss).
 
@@ -118,6 +124,8 @@ def make_step(
         options: of the run.
         mesh: the devices over which the pictures of a batch are divided.
         texts: whether text encoders are part of the step.
+        stacked: whether parameters are [D, ...], divided over the devices, as those who draw have
+            them, and not whole on each.
     """
     optimizer, model = make_optimizer(options.optimizer), adaptation.model
 
@@ -138,6 +146,8 @@ def make_step(
         return loss(model, schedule, params, latents, cond, noise, times)
 
     def step(state: State, params: Params, batches: Tree, seed: jax.Array, rate: jax.Array):
+        if stacked:
+            params = jax.tree.map(lambda x: x[0], params)
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
         ask = jax.value_and_grad(batch_loss)
 
@@ -148,7 +158,7 @@ def make_step(
         # A loop's body would have one of a CPU's cores for much of it (decision 0007).
         sums, _ = jax.lax.scan(add, nothing, batches, unroll=options.accumulate == 1)
         means = jax.tree.map(lambda x: x / options.accumulate, sums)
-        value, gradients = jax.lax.pmean(means, AXIS)
+        value, gradients = jax.lax.pmean(means, REPLICA)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["factors"])
         updates = jax.tree.map(lambda update: rate * update, updates)
         return {
@@ -161,7 +171,7 @@ def make_step(
     mapped = jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(REPLICATED, REPLICATED, BATCHES, REPLICATED, REPLICATED),
+        in_specs=(REPLICATED, SPLIT if stacked else REPLICATED, BATCHES, REPLICATED, REPLICATED),
         out_specs=REPLICATED,
         check_vma=False,
     )

@@ -2,39 +2,33 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
-from safetensors.numpy import save
 
-from sd_tpu.checkpoint.config import CheckpointError
-from sd_tpu.checkpoint.weights import Params, opened
-from sd_tpu.families.checkpoint import Checkpoint, Parameters, bytes_of
+from sd_tpu.checkpoint.division import bytes_of
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families.checkpoint import Checkpoint, Parameters
 from sd_tpu.reading import composed, expanded
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.settings import RequestError
-from sd_tpu.training.encoding import encode
-from sd_tpu.training.factors import Adaptation, replace_file, write_lora
 from sd_tpu.training.options import Options
 from sd_tpu.training.pictures import Example, digest, read_examples
-from sd_tpu.training.step import Pool, State, first_state, make_step, put_batch
 from sd_tpu.training.teachable import check_teachable
+from sd_tpu.training.trainer import Trainer
 
 SUFFIX = ".teaching"  # of the file beside a LoRA's from which its run goes on
 SAVED_SECONDS = 45.0  # between two savings
 REPORTED_SECONDS = 0.5  # between two reports of progress
 SMOOTHED = 0.98  # of the loss that is told: the share of the one before
-TRAINING = "training"  # what a run's file says of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +107,7 @@ def teach(
         resume: go on with the run that was cut off.
         steps: changes of the factors.
         rank: of the factors: how much can be learned, 4 to 128.
-        learning_rate: at its highest; by default 1e-4, or 1 with prodigy.
+        learning_rate: at its highest; by default the model's card's or 1e-4, or 1 with prodigy.
         optimizer: "adamw", or "prodigy", which finds the rate itself.
         batch: pictures looked at together, a multiple of the devices; by default one on each.
         accumulate: batches that make a step.
@@ -132,8 +126,8 @@ def teach(
         The LoRA's file.
 
     Raises:
-        RequestError: an argument or a picture is not possible.
-        CheckpointError: the model cannot be read or taught.
+        RequestError: an argument or a picture is not possible, or the model cannot be taught.
+        CheckpointError: the model cannot be read.
         TeachingStopped: by Ctrl+C, in the main thread.
     """
     tell = on_event or (lambda event: None)
@@ -166,21 +160,23 @@ def teach(
     tell(f"Reading {model} ...")
     checkpoint = Checkpoint.open(model, dtype=dtype)
     check_teachable(checkpoint, str(model), text_encoders=text_encoders)
+    options = options.of_model(checkpoint.card.learning_rate)
     unit = checkpoint.model.size_unit
-    shown_size = _rounded(size, unit) if size else checkpoint.default_size
+    shown_size = rounded(size, unit) if size else checkpoint.default_size
     examples = read_examples(Path(pictures), options.name, kind, shown_size, unit)
-    run = _Run(checkpoint, options, mesh, file, _identity(model, dtype, options, examples))
-    return run.finished(examples, resume, tell)
+    told = identity(model, dtype, options, examples)
+    trainer = Trainer(checkpoint, options, mesh, examples, told)
+    return _Run(checkpoint, trainer, options, mesh, file).finished(resume, tell)
 
 
-def _rounded(size: tuple[int, int], unit: int) -> tuple[int, int]:
+def rounded(size: tuple[int, int], unit: int) -> tuple[int, int]:
     """Return a size in multiples of a unit."""
     height, width = (max(unit, round(side / unit) * unit) for side in size)
     return height, width
 
 
-def _identity(
-    model: str | Path, dtype: str, options: Options, examples: list[Example]
+def identity(
+    model: str | Path, dtype: str, options: Options, examples: Sequence[Example]
 ) -> dict[str, Any]:
     """Return all that a run's result depends on."""
     path = expanded(model)
@@ -219,40 +215,28 @@ def _check_file(file: Path, resume: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """A run of a checkpoint that ends in a file; `identity` is what its result depends on."""
+    """A run that ends in a file."""
 
     checkpoint: Checkpoint
+    trainer: Trainer
     options: Options
     mesh: Mesh
     file: Path
-    identity: dict[str, Any]
 
     @property
     def kept(self) -> Path:
         """The file from which the run goes on."""
         return self.file.with_suffix(SUFFIX)
 
-    def finished(self, examples: list[Example], resume: bool, on_event: Callable) -> Path:
+    def finished(self, resume: bool, on_event: Callable) -> Path:
         """Do what is left of the run, and return the LoRA's file."""
-        options, model = self.options, self.checkpoint.model
-        encoders = getattr(model, "encoders", {}) if options.text_encoders else {}
-        trained = self._parameters([model.denoiser, *encoders]).shapes
-        adaptation = Adaptation.of(model, trained, options.rank, feed_forward=options.feed_forward)
-        state = first_state(adaptation, options)
+        trainer = self.trainer
         if resume:
-            state = self._restored(state)
-        state = jax.device_put(state, replicated(self.mesh))
-        model, pool = self._encoded(examples, on_event)
-        adaptation = adaptation.with_model(model)
-        # A step that reads texts takes encoders that are not trained too.
-        stepping = (
-            [part for part in self.checkpoint.parameters.shapes if part != model.autoencoder]
-            if options.text_encoders
-            else [model.denoiser]
-        )
-        params = self._parameters(stepping).load(replicated(self.mesh))
-        state = self._taught(adaptation, state, params, pool, on_event)
-        write_lora(jax.device_get(state["factors"]), self.file, self._metadata(len(examples)))
+            trainer.restore(self.kept)
+        self._encode(on_event)
+        params = self._parameters(trainer.parts).load(replicated(self.mesh))
+        self._teach(params, on_event)
+        trainer.write(self.file)
         self.kept.unlink(missing_ok=True)
         return self.file
 
@@ -261,8 +245,10 @@ class _Run:
         shapes = {part: self.checkpoint.parameters.shapes[part] for part in parts}
         return dataclasses.replace(self.checkpoint.parameters, shapes=shapes)
 
-    def _encoded(self, examples: list[Example], on_event: Callable) -> tuple[Any, Pool]:
+    def _encode(self, on_event: Callable) -> None:
         """Encode the pictures, by components that are dropped again."""
+        encoder = self.trainer.encoder
+        examples = encoder.examples
         sizes = dict.fromkeys(f"{width}x{height}" for height, width in (e.size for e in examples))
         on_event(
             f"{len(examples)} pictures, looked at as {', '.join(sizes)}; captions such as "
@@ -270,141 +256,51 @@ class _Run:
         )
         if enlarged := sum(each.enlarged for each in examples):
             on_event(f"{enlarged} of them are smaller than that, and enlarged.")
-        model = self.checkpoint.model
-        others = [part for part in self.checkpoint.parameters.shapes if part != model.denoiser]
-        parts = [model.autoencoder] if self.options.text_encoders else others
-        params = self._parameters(parts).load(
+        encoder.compile()
+        params = self._parameters(encoder.parts).load(
             jax.sharding.SingleDeviceSharding(self.mesh.devices.flat[0])
         )
-        model, pictures = encode(
-            self.checkpoint, params, examples, texts=not self.options.text_encoders
-        )
-        return model, Pool(pictures, self.options)
+        while not self.trainer.is_encoded:
+            self.trainer.encode(params)
 
-    def _taught(
-        self, adaptation: Adaptation, state: State, params: Params, pool: Pool, on_event: Callable
-    ) -> State:
+    def _teach(self, params: Params, on_event: Callable) -> None:
         """Take the steps that are left."""
-        options = self.options
-        step = make_step(
-            adaptation, self.checkpoint.schedule, options, self.mesh, texts=options.text_encoders
-        )
-        seed, begun = np.uint32(options.seed), int(state["step"])
-        begins = [(share, put_batch(batch, self.mesh)) for share, batch in pool.of_each_size()]
+        trainer, steps, begun = self.trainer, self.options.steps, self.trainer.done
         on_event("Compiling, or loading what was compiled before ...")
-        programs = {
-            batch["latents"].shape: step.lower(state, params, batch, seed, np.float32(0)).compile()
-            for _, batch in begins
-        }
-        tried = [
-            (share, *_tried(programs[batch["latents"].shape], state, params, batch))
-            for share, batch in begins
-        ]
-        seconds = sum(share * seconds for share, seconds, _ in tried)
-        on_event(Estimate((options.steps - begun) * seconds, max(size for _, _, size in tried)))
+        trainer.compile()
+        seconds = trainer.seconds(params, _seconds_of)
+        on_event(Estimate((steps - begun) * seconds, trainer.memory + bytes_of(params)))
         saved = reported = resumed = time.monotonic()
         smoothed, losses = math.nan, []
         with _interruptible() as asked:
-            for number in range(begun, options.steps):
-                batch = put_batch(pool.batch(number), self.mesh)
-                take = programs[batch["latents"].shape]
-                state, value = take(state, params, batch, seed, np.float32(options.rate(number)))
-                losses.append(value)
+            while not trainer.is_over:
+                losses.append(trainer.take(params))
                 now = time.monotonic()
-                if now - reported > REPORTED_SECONDS or number + 1 == options.steps:
-                    smoothed = _smoothed(smoothed, [float(each) for each in losses])
+                if now - reported > REPORTED_SECONDS or trainer.is_over:
+                    smoothed = smooth(smoothed, [float(each) for each in losses])
                     losses, reported = [], now
-                    pace = (time.monotonic() - resumed) / (number + 1 - begun)
-                    left = pace * (options.steps - number - 1)
-                    on_event(Lesson(number + 1, options.steps, smoothed, left))
-                if asked.stop and number + 1 < options.steps:
-                    self._save(state)
-                    raise TeachingStopped(number + 1, self.kept)
+                    pace = (time.monotonic() - resumed) / (trainer.done - begun)
+                    left = pace * (steps - trainer.done)
+                    on_event(Lesson(trainer.done, steps, smoothed, left))
+                if asked.stop and not trainer.is_over:
+                    trainer.save(self.kept)
+                    raise TeachingStopped(trainer.done, self.kept)
                 if now - saved > SAVED_SECONDS:
-                    self._save(state)
+                    trainer.save(self.kept)
                     saved = time.monotonic()
-        return state
-
-    # --- what is kept ---------------------------------------------------------------------------
-
-    def _save(self, state: State) -> None:
-        """Keep a state, so that a run that is cut off loses no more than came after it."""
-        tensors = {name: np.asarray(leaf) for name, leaf in _named(jax.device_get(state)).items()}
-        replace_file(self.kept, save(tensors, {TRAINING: json.dumps(self.identity)}))
-
-    def _restored(self, first: State) -> State:
-        """Return the state that was kept.
-
-        Raises:
-            CheckpointError: the file is damaged.
-            RequestError: it is of another run.
-        """
-        with opened(self.kept) as tensors:
-            told = json.loads((tensors.metadata() or {}).get(TRAINING, "{}"))
-            other = next(
-                (key for key, value in self.identity.items() if told.get(key) != value), None
-            )
-            if other == "pictures":
-                raise RequestError(
-                    "The pictures or their captions have changed since {file} was kept. Put them "
-                    "back, or remove the file to begin anew.",
-                    file=self.kept,
-                )
-            if other:
-                raise RequestError(
-                    "{file} is of another run: its {key} was {was}, and is {now} now. Go on with "
-                    "what it was begun with, or remove the file to begin anew.",
-                    file=self.kept,
-                    key=other.replace("_", " "),
-                    was=told.get(other),
-                    now=self.identity[other],
-                )
-            names = _named(first)
-            if names.keys() != {*tensors.keys()}:
-                raise CheckpointError(f"{self.kept} is damaged: remove it to begin anew.")
-            return jax.tree_util.tree_map_with_path(
-                lambda path, _: tensors.get_tensor(jax.tree_util.keystr(path)), first
-            )
-
-    def _metadata(self, count: int) -> dict[str, str]:
-        """Return what the LoRA's file says of itself, in kohya's keys where they have one."""
-        options = self.options
-        return {
-            "ss_output_name": options.name,
-            "ss_sd_model_name": self.identity["model"],
-            "ss_base_model_version": type(self.checkpoint.model).__name__,
-            "ss_network_dim": str(options.rank),
-            "ss_network_alpha": str(options.rank),
-            "ss_learning_rate": repr(options.highest_rate),
-            "ss_steps": str(options.steps),
-            "ss_num_train_images": str(count),
-            "ss_seed": str(options.seed),
-            "sd_tpu": json.dumps({**self.identity, "captions": count}, sort_keys=True),
-        }
 
 
-def _tried(program: Any, state: State, params: Params, batch: Any) -> tuple[float, int]:
-    """Try a step, whose result is dropped: the seconds that it takes, and a device's bytes."""
-    copied = jax.tree.map(lambda x: x.copy(), state)
+def _seconds_of(function: Callable[[], Any]) -> float:
     begun = time.monotonic()
-    jax.block_until_ready(program(copied, params, batch, np.uint32(0), np.float32(0)))
-    seconds = time.monotonic() - begun
-    temporary = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
-    return seconds, temporary + bytes_of((state, params, batch))
+    jax.block_until_ready(function())
+    return time.monotonic() - begun
 
 
-def _smoothed(before: float, losses: list[float]) -> float:
+def smooth(before: float, losses: Sequence[float]) -> float:
     """Return a moving average of losses, whose first is NaN."""
     for each in losses:
         before = each if math.isnan(before) else SMOOTHED * before + (1 - SMOOTHED) * each
     return before
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a state by their paths."""
-    return {
-        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Page, APIs and hosts that draw by Ray Serve; containers and manifests; the Space's header."""
 
 import argparse
+import asyncio
 import base64
 import contextlib
 import json
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import kubernetes_validate
@@ -39,6 +41,7 @@ from deploy.routing import ByRows
 from sd_tpu.app import add_page_flags
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
+from sd_tpu.serving.client import Status
 from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady
 from sd_tpu.serving.plan import Weights
 from sd_tpu.serving.resolve import ResolvedRequest
@@ -301,13 +304,13 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
     class Hosts:
         """Each takes an order, draws the first picture of it and is gone."""
 
-        def remote(self, order):
+        async def remote(self, order):
             asked.append([*order.resolved.pictures])
             yield None
             yield ImageReady(asked[-1][0], None)
             raise RayError("gone")
 
-    def told(*given_up):
+    async def told(*given_up):
         asked.clear()
         engine = object.__new__(RemoteEngine)
         engine._orders, engine._lock = {}, threading.Condition()
@@ -316,14 +319,50 @@ def test_what_was_given_up_is_not_asked_for_again_of_another_host():
         resolved = ResolvedRequest(Request(pictures), dict(enumerate(pictures)))  # ty: ignore[invalid-argument-type]
         order = Order("key", resolved, "", "", False)
         events = engine._answers(order)
-        assert next(events) is None
+        assert await anext(events) is None
         for index in given_up:
             engine._strike("key", index)
-        return [type(event) for event in events]
+        return [type(event) async for event in events]
 
-    assert told(1) == [ImageReady, ImageReady, Done] and asked == [[0, 1, 2], [2]]
-    assert told(None) == [ImageReady, Cancelled] and asked == [[0, 1, 2]]
-    assert told() == [ImageReady, ImageReady, Failed] and asked == [[0, 1, 2], [1, 2]]
+    assert asyncio.run(told(1)) == [ImageReady, ImageReady, Done] and asked == [[0, 1, 2], [2]]
+    assert asyncio.run(told(None)) == [ImageReady, Cancelled] and asked == [[0, 1, 2]]
+    assert asyncio.run(told()) == [ImageReady, ImageReady, Failed]
+    assert asked == [[0, 1, 2], [1, 2]]
+
+
+def test_orders_wait_for_their_hosts_without_a_thread_each(checkpoints):
+    go_on = threading.Event()
+
+    class Hosts:
+        """Each takes an order, and is done with it some time."""
+
+        async def remote(self, order):
+            yield None
+            while not go_on.is_set():
+                await asyncio.sleep(0.01)
+            yield Done(1.0)
+
+    def answer(value):
+        return SimpleNamespace(result=lambda: value, results=lambda **_: [])
+
+    status = Status(taking=True, devices=("cpu",), dtype="float32")
+    hosts: Any = SimpleNamespace(
+        options=lambda stream: SimpleNamespace(draw=Hosts()),
+        status=SimpleNamespace(remote=lambda: answer(status)),
+        broadcast=lambda *_: answer(None),
+    )
+    engine = RemoteEngine.connect(hosts, {"model": checkpoints["sd1"]})
+    picture = Picture(prompt="a")
+    before = {*threading.enumerate()}
+    jobs = [
+        engine.queue(ResolvedRequest(Request((picture,)), {0: picture}))  # ty: ignore[invalid-argument-type]
+        for _ in range(20)
+    ]
+    assert {*threading.enumerate()} <= before
+    go_on.set()
+    assert [[*job.events()] for job in jobs] == 20 * [[Done(1.0)]]
+    assert engine.drain(60) and not engine.status().jobs
+    engine.close()
 
 
 def skip_where_ray_does_not_start() -> None:

@@ -375,8 +375,10 @@ def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, chec
         text=True,
     )
     address = next(
-        found[1] for line in program.stdout if (found := re.match("Ready on (http[^ ]+) ", line))
+        (found[1] for line in program.stdout if (found := re.match("Ready on (http[^ ]+) ", line))),
+        None,
     )
+    assert address, program.stderr.read()
     answers = []
 
     def draw() -> None:

@@ -22,9 +22,11 @@ from sd_tpu.checkpoint.config import BUNDLED_MODEL
 from sd_tpu.cli import devices, flags, generate
 from sd_tpu.pictures.images import BLANK, KEY, read_png, to_png
 from sd_tpu.request import AnyModelCatalog, SingleModelCatalog
+from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Progress, Queued
+from sd_tpu.serving.resolve import ResolvedRequest
 from sd_tpu.settings import Picture
 from sd_tpu.wildcards import Wildcards
 from tests.support.asking import make_request
@@ -546,8 +548,12 @@ class FakeEngine:
         self.ready, self._events = threading.Event(), events
         self.closed = self.cancelled = False
 
-    def notes(self, request):
-        return []
+    @property
+    def resolver(self):
+        return SimpleNamespace(resolve=lambda request, inputs: ResolvedRequest(request, {}))
+
+    def queue(self, resolved, *, previews):
+        return self.submit(resolved.request, previews=previews, inputs={})
 
     def to_png(self, pixels, request, **facts):
         return to_png(pixels, request, **facts)
@@ -769,9 +775,7 @@ def opened(monkeypatch):
     """The calls that `open_engine` makes, in order."""
     calls = []
     monkeypatch.setattr(devices, "set_host_devices", lambda count: calls.append(count))
-    monkeypatch.setattr(
-        devices, "make_mesh", lambda count: calls.append("mesh") or jax.make_mesh((1,), ("data",))
-    )
+    monkeypatch.setattr(devices, "make_mesh", lambda count: calls.append("mesh") or make_mesh(1))
     monkeypatch.setattr(Engine, "open", lambda *args, **named: calls.append((*args, named)))
     return calls
 
@@ -799,6 +803,8 @@ def test_open_engine_hands_every_flag_on(opened):
             "9999",
             "--memory",
             "1.5",
+            "--tensor-parallel-size",
+            "2",
             "--lora-dir",
             "l",
             "--embedding-dir",
@@ -841,6 +847,7 @@ def test_open_engine_hands_every_flag_on(opened):
             size=(512, 768),
             max_pixels=9999,
             memory=1_500_000_000,
+            tensor_parallel=2,
             token_downsampling=2,
             decoder="d",
             decoder_for="pictures",
@@ -878,6 +885,7 @@ def test_without_flags_the_bundled_model_is_opened_as_it_wants(opened):
                 size=None,
                 max_pixels=None,
                 memory=None,
+                tensor_parallel=None,
                 token_downsampling=1,
                 decoder=None,
                 decoder_for="pictures",

@@ -2,11 +2,13 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from sd_tpu.cli.generate import notes
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS, make_table
@@ -14,6 +16,7 @@ from sd_tpu.serving import engine as engines
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Cancelled, Done, Failed, ImageReady, Progress, Queued
 from sd_tpu.serving.plan import Report
+from sd_tpu.serving.resolve import ResolvedRequest
 from sd_tpu.serving.scheduler import Limits
 from sd_tpu.settings import RequestError
 
@@ -199,19 +202,29 @@ def test_a_file_names_the_spacing_that_was_left_to_the_model(engine):
         assert np.array_equal(*tables)
 
 
+def noted(engine, request: Request) -> list[str]:
+    """What the command line remarks about a request, whose LoRAs need not be there."""
+    named = engine.resolver.named(request)
+    pictures = {
+        index: SimpleNamespace(remarks=engine.resolver.remarks(named.picture(index)))
+        for index in named.indices()
+    }
+    return notes(ResolvedRequest(named, pictures))  # ty: ignore[invalid-argument-type]
+
+
 def test_words_beyond_the_last_chunk_are_named(engine):
     request = ask(engine, ["a cat", "very " * 225 + "Tall Ship"], negative_prompt="not " * 226)
-    prompt, negative = engine.notes(request)
+    prompt, negative = noted(engine, request)
     assert prompt.startswith("Prompt 2 is too long") and prompt.endswith("“Tall Ship”")
     assert negative.startswith("The negative prompt is") and negative.endswith("“not”")
 
 
 def test_words_that_the_model_was_never_shown_are_named(engine, monkeypatch):
     request = ask(engine, ["(a:1.3) wizard <lora:x:1>", "", "a BREAK cat"])
-    assert engine.notes(request) == [], "a model that lists no words is taken to know them all"
+    assert noted(engine, request) == [], "a model that lists no words is taken to know them all"
     card = engine.checkpoint.card.model_copy(update={"words": ("a", "cat")})
     monkeypatch.setattr(engine.checkpoint, "card", card)
-    (note,) = engine.notes(request)
+    (note,) = noted(engine, request)
     assert note.startswith("The model was never shown") and note.endswith("“wizard”")
 
 
@@ -219,7 +232,7 @@ def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(en
     long = {"negative_prompt": "not " * 226}
     other = [{"negative_prompt": "short"}, {"negative_prompt": "no " * 226}]
     shared, own = (
-        engine.notes(ask(engine, ["a", "b"], own=each, **long)) for each in ([None, long], other)
+        noted(engine, ask(engine, ["a", "b"], own=each, **long)) for each in ([None, long], other)
     )
     assert [note.split(" is ")[0] for note in shared] == ["The negative prompt"]
     assert [note.split(" is ")[0] for note in own] == ["The negative prompt of prompt 2"]

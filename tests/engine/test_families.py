@@ -46,7 +46,7 @@ def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_
     assert name is None or name in str(refused.value)
     assert str(refused.value).endswith(
         "those for StableDiffusionPipeline, StableDiffusionXLPipeline, StableDiffusion3Pipeline, "
-        "ZImagePipeline, FluxPipeline and Flux2KleinPipeline are supported."
+        "ZImagePipeline, FluxPipeline, Flux2KleinPipeline and AnimaModularPipeline are supported."
     )
 
 

@@ -41,13 +41,14 @@ def test_checkpoints_are_named_by_their_paths_and_what_only_configures_one_is_no
         "folder/model_index.json",
         "folder/unet/x.safetensors",
         "a/model_index.json",
+        "of blocks/modular_model_index.json",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / os.fsdecode(b"\xff.safetensors")).touch()
     (tmp_path / "folder.safetensors.d").mkdir()
     found = Library(tmp_path).paths()
-    assert list(found) == ["a", 'deep/er/ä, "x"', "folder", "\ufffd"]
+    assert list(found) == ["a", 'deep/er/ä, "x"', "folder", "of blocks", "\ufffd"]
     assert found["folder"] == tmp_path / "folder" and found["a"] == tmp_path / "a.safetensors"
 
 

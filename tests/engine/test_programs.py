@@ -23,7 +23,7 @@ from sd_tpu.runtime.compiler import ADVANCE_OPTIONS, compiler_options
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import MAX_ROWS, START_PICTURE, SlotInputs, gaussian
-from sd_tpu.runtime.weights import MAX_TOGETHER, DeviceWeights
+from sd_tpu.runtime.weights import MAX_TOGETHER, ReplicaWeights
 from sd_tpu.sampling.samplers import COLUMNS, REACH, make_table
 
 ALL = 10**6  # rows: more than any table has
@@ -393,7 +393,7 @@ def fine_tunes(sd1) -> list:
 def test_eight_checkpoints_on_eight_devices_give_the_bytes_that_each_gives_alone(drawn, fine_tunes):
     (checkpoint, _, plain), _ = drawn("a slot a device")
     programs = make_programs(checkpoint, 8, stacked=True)
-    weights = DeviceWeights(programs.mesh)
+    weights = ReplicaWeights(programs.mesh)
     for device, params in enumerate(fine_tunes):
         weights.put(device, "tuned", params)
     entering = {i: enter(checkpoint, *d) for i, d in enumerate(DIFFERENT)}
@@ -410,9 +410,9 @@ def test_eight_checkpoints_on_eight_devices_give_the_bytes_that_each_gives_alone
 
 
 def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tunes):
-    weights = DeviceWeights(make_mesh(2))
+    weights = ReplicaWeights(make_mesh(2))
     weights.put(0, "a", fine_tunes[0])
-    with pytest.raises(ValueError, match=r"devices \[1\] hold no parameters"):
+    with pytest.raises(ValueError, match=r"replicas \[1\] hold no parameters"):
         weights.together("ab")
     weights.put(1, "b", fine_tunes[1])
 
@@ -428,7 +428,7 @@ def test_weights_of_a_device_are_handed_to_the_programs_without_a_copy(fine_tune
     assert [here for here, _ in before] == [here for here, _ in after]
     assert weights.together("ac")["unet"]["conv_in"]["bias"].shape == (2, 16)
     weights.drop(1, "b")
-    with pytest.raises(ValueError, match=r"devices \[1\] hold no parameters"):
+    with pytest.raises(ValueError, match=r"replicas \[1\] hold no parameters"):
         weights.together("ab")
     for number in range(MAX_TOGETHER + 1):  # as many combinations as there may be are not kept
         weights.record(1, number, weights.of(1, "c"))

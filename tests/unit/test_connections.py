@@ -70,7 +70,7 @@ def serve(monkeypatch) -> Iterator:
             if "files" in bounds:
                 monkeypatch.setattr(server, "raise_file_limit", lambda: bounds["files"])
                 monkeypatch.setattr(server, "SPARE_FILES", 4)
-            served = Server(APP, bind())
+            served = Server(APP, bind()).start()
             ends.callback(served.close)
             return served
 

@@ -51,7 +51,7 @@ def test_a_product_takes_time(name):
     ("asked", "taken"), [("auto", "bfloat16"), (None, "float32"), ("float32", "float32")]
 )
 def test_an_engine_takes_the_faster_dtype_where_it_is_asked_to(monkeypatch, asked, taken):
-    def opened(model, *, dtype):
+    def opened(model, *, dtype, **_):
         raise LookupError(dtype)
 
     monkeypatch.setattr(dtype, "fastest_dtype", lambda platform: "bfloat16")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from sd_tpu.gallery import history as history_module
 from sd_tpu.gallery.history import DRAFT_SECONDS, History, HistoryEntry, HistoryError
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request
-from sd_tpu.settings import SETTINGS, Picture
+from sd_tpu.settings import SETTINGS, Picture, RequestError
 
 ANNA, BEN = "anna" * 8, "ben " * 8
 PICTURE = Picture(prompt="a cat, café 猫", seed=2**32 - 1, negative_prompt="fog")
@@ -46,6 +47,95 @@ def ids(history: History, owner: str = ANNA, **options) -> list[str]:
 
 def add(history: History, count: int, owner: str = ANNA, **options) -> list[str]:
     return [history.add(owner, PNG, PICTURE, **options).id for _ in range(count)]
+
+
+# --- boards -------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_on_any_number_of_boards_also_after_a_restart(history):
+    first, second, third = add(history, 3)
+    assert history.make_board(ANNA, "  Cats,  cafe\u0301 ") == "Cats, café"
+    history.make_board(ANNA, "b", [second, third])
+    assert history.put_on_board(ANNA, "Cats, café", [third, third, first]) == 2
+    history.take_off_board(ANNA, "Cats, café", [first])
+    history.close()
+    again = History(history.folder)
+    assert again.boards(ANNA) == {"b": 2, "Cats, café": 1}
+    assert again.boards_with(ANNA, third) == {"b", "Cats, café"}
+    assert ids(again, board="b") == [third, second] and ids(again) == [third, second, first]
+    assert again.rename_board(ANNA, "b", "c") == "c"
+    assert again.boards(ANNA) == {"c": 2, "Cats, café": 1}
+    assert sorted(again.delete_board(ANNA, "c")) == sorted((second, third))
+    assert again.boards(ANNA) == {"Cats, café": 1} and len(ids(again)) == 3
+    again.delete(ANNA, third)
+    assert again.boards(ANNA) == {"Cats, café": 0}
+    again.restore(ANNA)
+    assert ids(again, board="Cats, café") == [third]
+    again.delete(ANNA, third)
+    again._delete_for_good(-1.0)
+    assert again._ask("SELECT * FROM on_boards", ()) == []
+    again.close()
+
+
+def test_anothers_boards_and_pictures_are_the_same_as_none(history):
+    mine, theirs = add(history, 1), add(history, 1, BEN)
+    history.make_board(ANNA, "a", mine)
+    history.make_board(BEN, "a")
+    assert history.put_on_board(BEN, "a", mine) == 0
+    assert history.put_on_board(BEN, "a", mine + theirs) == 1
+    history.take_off_board(BEN, "a", mine[:1])
+    assert ids(history, board="a") == mine and ids(history, BEN, board="a") == theirs
+    history.delete_board(BEN, "a")
+    assert history.boards(ANNA) == {"a": 1} and history.boards_with(BEN, mine[0]) == set()
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda history: history.make_board(ANNA, " \n"), "A board needs a name."),
+        (lambda history: history.make_board(ANNA, "x" * 61), "at most 60 characters"),
+        (lambda history: history.make_board(ANNA, "a\u202eb"), "none that cannot be seen"),
+        (lambda history: history.make_board(ANNA, "a"), "There is a board “a” already."),
+        (lambda history: history.rename_board(ANNA, "b", "a"), "There is a board “a” already."),
+        (lambda history: history.rename_board(ANNA, "x", "y"), "There is no board “x” any more."),
+        (lambda history: history.delete_board(ANNA, "x"), "There is no board “x” any more."),
+        (lambda history: history.put_on_board(ANNA, "x", []), "There is no board “x” any more."),
+        (lambda history: history.make_board(ANNA, "c"), "There are 2 boards"),
+    ],
+)
+def test_a_board_that_cannot_be_is_refused_in_a_sentence(history, monkeypatch, act, said):
+    monkeypatch.setattr(history_module, "MAX_BOARDS", 2)
+    for name in "ab":
+        history.make_board(ANNA, name)
+    with pytest.raises(RequestError, match=re.escape(said)):
+        act(history)
+    assert history.boards(ANNA) == {"a": 0, "b": 0}
+
+
+def test_what_is_on_a_board_stays_like_a_favourite(tmp_path):
+    history = History(tmp_path, max_bytes=3 * len(PNG), max_age_days=10)
+    old = add(history, 2, made_at=time.time() - 20 * DAY)
+    history.make_board(ANNA, "kept", old[:1])
+    new = add(history, 1)
+    assert history.prune() == 1 and ids(history) == [*new, old[0]], "it does not grow old"
+    more = add(history, 2)
+    assert history.prune() == 1 and old[0] in ids(history), "nor does it go for room"
+    history.drop(ANNA, old[0])
+    assert old[0] in ids(history)
+    history.delete(ANNA)
+    assert ids(history) == [old[0]] and more
+
+
+def test_a_history_of_before_there_were_boards_goes_on(history):
+    (old,) = add(history, 1)
+    for table in ("on_boards", "boards"):
+        history._ask(f"DROP TABLE {table}", ())
+    history._ask("PRAGMA user_version = 3", ())
+    history.close()
+    again = History(history.folder)
+    again.make_board(ANNA, "a", [old])
+    assert ids(again, board="a") == [old]
+    again.close()
 
 
 # --- keeping ------------------------------------------------------------------------------------
@@ -452,6 +542,8 @@ def test_a_history_of_before_files_were_named_by_owners_goes_on(history, monkeyp
         history.picture(ANNA, id).rename(history.folder / "pictures" / f"{id}.png")
     for column in ("run", "place", "deleted_at"):
         history._ask(f"ALTER TABLE pictures DROP COLUMN {column}", ())
+    for table in ("on_boards", "boards"):
+        history._ask(f"DROP TABLE {table}", ())
     history._ask("PRAGMA user_version = 1", ())
     monkeypatch.setattr(History, "prune", lambda _: None)
     history.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_tpu.pictures.inputs import Canvas, Closeup, Input, filled_in
+from sd_tpu.pictures.inputs import Canvas, Closeup, Input, extension, filled_in
 from sd_tpu.settings import Picture, RequestError
 
 RNG = np.random.default_rng(0)
@@ -332,3 +332,12 @@ def test_what_surrounds_a_hole_is_blurred_into_it():
     assert made[20, 4, 0] < 20 < 180 < made[20, 35, 0] and 60 < made[20, 19, 0] < 140
     full = np.full((24, 40), 255, np.uint8)
     assert np.array_equal(filled_in(PHOTO, full), PHOTO), "nothing surrounds it"
+
+
+def test_an_extension_keeps_the_picture_and_masks_what_is_new():
+    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    canvas, mask = extension(pixels, (1, 2, 3, 0))
+    assert canvas.size == mask.size == (10, 6)
+    np.testing.assert_array_equal(np.asarray(canvas.on_white())[2:, 1:7], pixels)
+    white = np.asarray(mask.as_mask()) == 255
+    assert white.sum() == 60 - 24 and not white[2:, 1:7].any()

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from sd_tpu.request import NOT_YET, Request, reworded
+from sd_tpu.request import NOT_YET, Request, extended, reworded
 from sd_tpu.settings import (
     MAX_SEED,
     OVERRIDABLE,
@@ -426,3 +426,24 @@ def test_a_change_without_words_that_can_be_read_is_refused(edits, words, senten
 def test_a_change_by_no_share_is_refused(strength):
     with pytest.raises(RequestError, match="Strength should be"):
         reworded(CARD, "red", strength, edits=False)
+
+
+def test_an_extension_is_a_start_picture_on_a_larger_canvas_with_a_mask():
+    before = picture(strength=0.3, mask_blur=2)
+    after, sides = extended(before, (0, 9, 8, 0), 8)
+    assert sides == [0, 16, 8, 0] and (after.width, after.height) == (104, 80)
+    assert (after.init_image, after.mask, after.strength) == (NOT_YET, NOT_YET, 1.0)
+    assert (after.prompt, after.seed, after.mask_blur) == (before.prompt, before.seed, 2)
+
+
+@pytest.mark.parametrize(
+    ("sides", "said"),
+    [
+        ((0, 0, 0, 0), "there is nothing to draw beside"),
+        ((-8, 16, 0, 0), "there is nothing to draw beside"),
+        ((0, 0, 1 << 40, 0), "Width should be from"),
+    ],
+)
+def test_an_extension_that_cannot_be_is_refused_in_a_sentence(sides, said):
+    with pytest.raises(RequestError, match=said):
+        extended(picture(), sides, 8)

@@ -27,8 +27,15 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.latency import LatencyModel
-from sd_tpu.serving.plan import Batch, Compiled, Plan, Report, Ticket, Weights
-from sd_tpu.serving.scheduler import SWITCH_SECONDS, Busy, Limits, Scheduler
+from sd_tpu.serving.plan import Batch, Compiled, Encoder, Plan, Report, Ticket, Training, Weights
+from sd_tpu.serving.scheduler import (
+    MAX_SPARE,
+    SWITCH_SECONDS,
+    TRAINING_SHARE,
+    Busy,
+    Limits,
+    Scheduler,
+)
 from sd_tpu.serving.worker import WAIT_SECONDS
 
 SMALL = Batch(architecture="sd", height=64, width=64, slots=16, memory=2)
@@ -38,7 +45,9 @@ BASE, OTHER = Weights(name="base", memory=4), Weights(name="other", memory=4)
 ADAPTED = [Weights(name="base", adapters=((name, 1.0),), base=BASE, memory=1) for name in "abc"]
 PIXELS = np.zeros((1, 1, 3), np.uint8)
 DEFAULT = Limits()
-ROW, DECODE, COMPILE, BRING = 0.05, 0.02, 20.0, 2.0  # seconds
+ROW, DECODE, COMPILE, ENCODER, BRING, STEP = 0.05, 0.02, 20.0, 3.0, 2.0, 0.5  # seconds
+START, *SEEN = (Encoder(kind="sd", height=64, width=64 + 8 * number) for number in range(40))
+TRAINING = Training(number=0, weights=BASE, memory=2)
 
 
 class Devices:
@@ -49,14 +58,17 @@ class Devices:
         self.count, self.memory, self.now, self.decode = count, memory, 0.0, DECODE
         self.preview = 0.0  # seconds of one
         self.slots: dict[Batch, dict[int, list]] = {}  # by slot: [ticket, rows left]
+        self.encoders: set[Encoder] = set()
         self.held: list[set] = [set() for _ in range(count)]
         self.background: list[tuple[float, object]] = []  # when it is over
-        self.failing: set[Batch | Weights] = set()  # what cannot be prepared
+        self.failing: set[Batch | Encoder | Weights] = set()  # what cannot be prepared
         self.idle = 0.0  # seconds without anything to do
         self.compiler, self.compilations = 0.0, 0  # until when it is busy, with one at a time
         self.told = defaultdict(list)
         self.drawn = Counter()  # seconds by client
         self.numbers = iter(range(1, 10**9))
+        self.trained: list[tuple[float, float]] = []  # when steps of training began and ended
+        self.between = lambda: None  # called while a plan is carried out
 
     def ask(
         self,
@@ -68,6 +80,7 @@ class Devices:
         interval=1,
         batch=SMALL,
         weights=BASE,
+        encoders=(),
         previews=False,
         address="",
     ) -> int:
@@ -88,6 +101,7 @@ class Devices:
                 address=address,
                 batch=batch,
                 weights=weights,
+                encoders=tuple(encoders),
                 kinds=kinds,
                 previews=previews,
             )
@@ -122,22 +136,35 @@ class Devices:
         return bool(self.told[job]) and isinstance(self.told[job][-1], Done | Cancelled | Failed)
 
     def _carry_out(self, plan: Plan) -> Report:
-        for batch in plan.release:
-            assert not self.slots.pop(batch), "pictures are lost"
+        for program in plan.release:
+            if isinstance(program, Encoder):
+                self.encoders.remove(program)
+            else:
+                assert not self.slots.pop(program), "pictures are lost"
+        assert not (plan.train and plan.batch)
         for device, weights in plan.drop:
             if weights.name:  # zeros are there or not, as the worker needs them
                 self.held[device].remove(weights)
         for what in plan.load:
             self.background.append((self.now + BRING, what))
-        for batch in plan.compile:
-            self.compiler = max(self.compiler, self.now) + COMPILE
+        for program in plan.compile:
+            assert program not in self.encoders | self.slots.keys()
+            took = ENCODER if isinstance(program, Encoder) else COMPILE
+            self.compiler = max(self.compiler, self.now) + took
             self.compilations += 1
-            self.background.append((self.compiler, batch))
+            self.background.append((self.compiler, program))
         self._check_memory()
         drawn = self._draw(plan) if plan.batch else {}
         if plan.batch or self.background:
             self.idle = 0.0
-        if not plan.batch:
+        if plan.train:
+            assert all({plan.train.weights} <= held for held in self.held)
+            self.trained.append((self.now, self.now + STEP))
+            self.now, self.idle = self.now + STEP / 2, 0.0
+            self.between()
+            self.now += STEP / 2
+            drawn = {"train_seconds": STEP}
+        elif not plan.batch:
             self._wait()
         return Report(**drawn, **self._come())
 
@@ -152,7 +179,7 @@ class Devices:
     def _draw(self, plan: Plan) -> dict:
         slots, share = self.slots[plan.batch], plan.batch.slots // self.count
         for slot, ticket in plan.enter.items():
-            assert plan.rows[slot] > 0
+            assert plan.rows[slot] > 0 and self.encoders.issuperset(ticket.encoders)
             slots[slot] = [ticket, len(ticket.kinds)]
         lanes = Counter()  # by device: what is stepped at a time
         for slot, rows in plan.rows.items():
@@ -188,29 +215,37 @@ class Devices:
         over = [what for when, what in self.background if when <= self.now]
         self.background = [(when, what) for when, what in self.background if when > self.now]
         failed = [
-            what for what in over if (what if isinstance(what, Batch) else what[1]) in self.failing
+            what for what in over if (what[1] if isinstance(what, tuple) else what) in self.failing
         ]
         over = [what for what in over if what not in failed]
+        compiled = {}
         for what in over:
-            if isinstance(what, Batch):
-                self.slots[what] = {}
-            else:
-                self.held[what[0]].add(what[1])
-        speed = Compiled(seconds=COMPILE, row_seconds=ROW, decode_seconds=DECODE)
+            match what:
+                case Batch():
+                    self.slots[what] = {}
+                    compiled[what] = Compiled(
+                        seconds=COMPILE, row_seconds=ROW, decode_seconds=DECODE
+                    )
+                case Encoder():
+                    self.encoders.add(what)
+                    compiled[what] = Compiled(seconds=ENCODER)
+                case (device, weights):
+                    self.held[device].add(weights)
         return dict(
             failed=dict.fromkeys(failed, "no memory"),
-            compiled={what: speed for what in over if isinstance(what, Batch)},
-            loaded={what: BRING for what in over if not isinstance(what, Batch)},
+            compiled=compiled,
+            loaded={what: BRING for what in over if isinstance(what, tuple)},
         )
 
     def _check_memory(self) -> None:
         compiled = {*self.slots, *(w for _, w in self.background if isinstance(w, Batch))}
         for device, held in enumerate(self.held):
-            coming = {
-                w[1] for _, w in self.background if not isinstance(w, Batch) and w[0] == device
-            }
+            coming = {w[1] for _, w in self.background if isinstance(w, tuple) and w[0] == device}
             there = compiled | held | coming
             zeros = {each for batch in compiled for each in batch.needs}
+            training = self.scheduler._training
+            if training and self.scheduler._memory.holds(device, training):
+                there = there | {training, *training.needs}
             used = sum(item.memory for item in there | zeros)
             assert self.memory is None or used <= self.memory
             assert all(need in there for item in held | coming for need in item.needs)
@@ -650,6 +685,7 @@ asks = st.fixed_dictionaries(
         interval=st.sampled_from((1, 2, 5)),
         batch=st.sampled_from((SMALL, WIDE)),
         weights=st.sampled_from((BASE, OTHER, *ADAPTED)),
+        encoders=st.sets(st.sampled_from((START, *SEEN)), max_size=3),
         previews=st.booleans(),
     )
 )
@@ -688,6 +724,8 @@ def test_whatever_is_asked_is_drawn_once_or_cancelled(happens, count, memory):
         if not any(isinstance(what, tuple) for what in happens):
             assert isinstance(end, Done) and len(indices) == pictures
     assert not devices.scheduler.occupied
+    devices.step()
+    assert len(devices.encoders) <= MAX_SPARE
 
 
 @TRAFFIC
@@ -706,6 +744,7 @@ def test_a_year_of_traffic_is_served():
                     steps=int(random.integers(1, 50)),
                     batch=(SMALL, WIDE)[random.integers(2)],
                     weights=(BASE, OTHER, *ADAPTED)[random.integers(5)],
+                    encoders=SEEN[: random.integers(3)],
                 )
             )
         devices.run()
@@ -742,3 +781,237 @@ def test_a_batch_beyond_the_bound_waits_until_another_is_empty(monkeypatch):
     waiting = devices.ask("b", steps=2, batch=third)
     devices.run(lambda: devices.over(waiting))
     assert any(map(devices.over, busy)) and devices.over(waiting)
+
+
+def test_batches_that_nobody_waits_for_any_more_make_room_for_others(monkeypatch):
+    monkeypatch.setattr(schedulers, "MAX_BATCHES", 2)
+    devices = Devices()
+    for width in (72, 80):
+        unwanted = devices.ask("a", batch=dataclasses.replace(SMALL, width=width))
+        devices.step()
+        devices.scheduler.cancel(unwanted, devices.now)
+        devices.now += COMPILE
+        devices.step()
+    assert devices.took(devices.ask("b")) < 2 * COMPILE
+
+
+def test_an_encoder_is_compiled_while_another_draws_and_who_needs_it_is_told(one):
+    warm(one, SMALL)
+    busy = one.ask("a", steps=200)
+    starts = one.ask("b", steps=2, encoders=[START])
+    plain = one.ask("b", steps=2)
+    assert START in one.step().compile
+    one.run(lambda: one.over(plain))
+    assert not one.over(starts) and START not in one.encoders
+    one.run(lambda: one.over(starts))
+    assert not one.over(busy) and one.compilations == 2
+    assert {event.reason for event in one.told[starts] if isinstance(event, Queued)} == {COMPILING}
+    again = one.ask("b", steps=2, encoders=[START])
+    one.run(lambda: one.over(again))
+    assert one.compilations == 2 and not one.over(busy)
+
+
+def test_what_needs_several_new_programs_is_told_how_long_they_take(one):
+    warm(one, SMALL)
+    assert one.took(one.ask("a", steps=1, encoders=[START])) == pytest.approx(ENCODER, rel=0.1)
+    both = one.ask("a", steps=1, batch=WIDE, encoders=SEEN[:2])
+    (seconds,) = (each.seconds for job, each in one.scheduler.events() if job == both)
+    assert seconds == pytest.approx(COMPILE + 2 * ENCODER)
+    assert one.took(both) == pytest.approx(seconds, rel=0.1)
+
+
+def test_encoders_are_not_compiled_for_who_has_no_slot(one):
+    warm(one, SMALL)
+    one.ask("a", pictures=8, steps=100)
+    one.ask("a", steps=1, encoders=[START])
+    for _ in range(5):
+        one.step()
+    assert one.compilations == 1
+
+
+def test_encoders_that_fail_fail_those_who_need_them_and_are_tried_again(one):
+    warm(one, SMALL)
+    one.failing = {START}
+    plain, lost = one.ask("a"), [one.ask(name, encoders=[START, SEEN[0]]) for name in "ab"]
+    one.run()
+    failed = Failed("Compiling failed: no memory")
+    assert [one.told[job][-1] for job in lost] == [failed, failed]
+    assert isinstance(one.told[plain][-1], Done) and one.compilations == 3
+    one.failing = set()
+    one.took(one.ask("a", encoders=[START, SEEN[0]]))
+    assert one.compilations == 4
+
+
+def test_encoders_that_pictures_need_stay_and_of_others_those_used_last(one):
+    warm(one, SMALL)
+    for encoder in SEEN[:30]:
+        one.took(one.ask("a", steps=1, encoders=[encoder]))
+    one.step()
+    assert one.encoders == {*SEEN[30 - MAX_SPARE : 30]}
+    compiled = one.compilations
+    one.took(one.ask("a", steps=1, encoders=SEEN[30 - MAX_SPARE : 30]))
+    assert one.compilations == compiled
+    one.took(one.ask("a", steps=1, encoders=SEEN[30 - MAX_SPARE :][:1]))  # used last from now on
+    one.took(one.ask("a", steps=1, encoders=SEEN[:1]))
+    one.step()
+    assert one.compilations == compiled + 1
+    assert one.encoders == {SEEN[0], SEEN[30 - MAX_SPARE], *SEEN[32 - MAX_SPARE : 30]}
+    waiting = one.ask("b", steps=1, weights=OTHER, encoders=SEEN)
+    one.run(lambda: {*SEEN} <= one.encoders)
+    one.run(lambda: one.over(waiting))
+    assert isinstance(one.told[waiting][-1], Done)
+    one.step()
+    assert len(one.encoders) == MAX_SPARE
+
+
+def test_after_a_fault_an_encoder_on_its_way_is_asked_for_anew(one):
+    warm(one, SMALL)
+    one.ask("a", encoders=[START])
+    one.step()
+    one.scheduler.abandon("broken")
+    one.background.clear()
+    one.took(one.ask("a", encoders=[START]))
+
+
+# --- training beside what is drawn --------------------------------------------------------------
+
+
+def waits_for_steps(devices: Devices, submitted: float) -> int:
+    """How many steps of training have kept somebody waiting from then on."""
+    return sum(ends > submitted for _, ends in devices.trained)
+
+
+def test_a_training_goes_on_alone_and_a_picture_waits_for_the_step_that_is_under_way(one):
+    one.scheduler.train(TRAINING)
+    assert not one.scheduler.idle
+    one.run(lambda: len(one.trained) == 3)
+    asked = []
+    one.between = lambda: asked or asked.append((one.now, one.ask(steps=200)))
+    one.step()
+    ((since, job),) = asked
+    one.run(lambda: one.over(job))
+    assert waits_for_steps(one, since) == 1
+    before = len(one.trained)
+    one.run(lambda: len(one.trained) == before + 3)
+    one.scheduler.end_training()
+    assert one.scheduler.idle
+
+
+@TRAFFIC
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    arrivals=st.lists(
+        st.tuples(st.floats(0, 6), st.sampled_from("abc"), st.integers(1, 8), st.integers(1, 60)),
+        min_size=1,
+        max_size=20,
+    ),
+    count=st.sampled_from([1, 2]),
+)
+def test_no_picture_waits_for_two_steps_whatever_is_asked_for(arrivals, count):
+    devices = warm(Devices(count))
+    devices.took(devices.ask(pictures=8))  # the weights are on all devices from now on
+    devices.scheduler.train(TRAINING)
+    devices.run(lambda: devices.trained)
+    begun, jobs, waiting = devices.now, {}, sorted(arrivals)
+
+    def arrive():
+        while waiting and waiting[0][0] <= devices.now - begun:
+            _, client, pictures, steps = waiting.pop(0)
+            jobs[devices.ask(client, pictures=pictures, steps=steps)] = devices.now
+
+    devices.between = arrive
+    while waiting or not all(map(devices.over, jobs)):
+        arrive()
+        open_jobs = {job: since for job, since in jobs.items() if not devices.over(job)}
+        devices.step()
+        for job, since in open_jobs.items():
+            assert waits_for_steps(devices, since) <= 1, job
+
+
+def test_a_training_moves_under_steady_load_and_takes_a_small_share(one):
+    one.scheduler.train(TRAINING)
+    begun = one.now
+    while one.now < begun + 200:
+        if len(one.scheduler.jobs()) < 3:
+            one.ask("abc"[int(one.now) % 3], steps=30)
+        one.step()
+    share = len(one.trained) * STEP / (one.now - begun)
+    assert 0.5 * TRAINING_SHARE < share <= TRAINING_SHARE
+
+
+def test_a_training_waits_for_no_picture_that_is_compiled_for(one):
+    one.scheduler.train(TRAINING)
+    job = one.ask(batch=WIDE)
+    one.run(lambda: one.over(job))
+    assert len(one.trained) >= 0.9 * COMPILE / STEP
+
+
+def test_a_training_leaves_for_a_picture_that_needs_its_room_and_comes_back():
+    devices = warm(Devices(memory=SMALL.memory + BASE.memory + TRAINING.memory + 1))
+    devices.scheduler.train(TRAINING)
+    devices.run(lambda: len(devices.trained) == 2)
+    job, plans = devices.ask(weights=OTHER), []
+    for _ in range(100):
+        plans += [] if devices.over(job) else [devices.step()]
+    assert devices.over(job), "it keeps its room"
+    assert [plan.suspend for plan in plans if plan.suspend] == [(TRAINING,)]
+    assert (0, BASE) in [each for plan in plans for each in plan.drop]
+    before = len(devices.trained)
+    devices.run(lambda: len(devices.trained) > before)
+    assert devices.held[0] == {BASE}, "what nobody draws with made room again"
+
+
+def test_a_training_leaves_the_programs_that_were_used_last():
+    room = SMALL.memory + BASE.memory + OTHER.memory + TRAINING.memory - 1
+    devices = warm(Devices(memory=room))
+    devices.took(devices.ask(weights=OTHER))
+    compiled = devices.compilations
+    devices.scheduler.train(TRAINING)
+    for _ in range(3):  # lone pictures, each between steps
+        before = len(devices.trained)
+        devices.run(lambda before=before: len(devices.trained) >= before + 2)
+        devices.took(devices.ask(weights=OTHER))
+    assert devices.compilations == compiled
+
+
+def test_a_training_without_steps_left_ends_and_what_is_drawn_sets_its_pace(one):
+    one.scheduler.train(TRAINING)
+    one.run(lambda: len(one.trained) == 3)
+    plan = one.scheduler.schedule(one.now)
+    assert plan.train == TRAINING
+    one.scheduler.update(Report(), one.now)
+    assert one.scheduler.idle
+    assert one.scheduler._step_seconds == STEP
+
+
+def test_a_training_brings_its_weights_and_fails_without_them(one):
+    training = dataclasses.replace(TRAINING, number=7, weights=OTHER)
+    one.scheduler.train(training)
+    one.run(lambda: one.trained)
+    one.scheduler.end_training()
+    one.held[0].discard(OTHER)
+    one.scheduler._memory.remove(0, OTHER)
+    one.failing = {OTHER}
+    one.scheduler.train(training)
+    one.run()
+    assert isinstance(one.told[7][-1], Failed)
+
+
+def test_what_a_training_needs_is_bounded_as_what_is_drawn():
+    devices = warm(Devices(memory=SMALL.memory + BASE.memory))
+    with pytest.raises(RequestError, match="more memory than the devices have"):
+        devices.scheduler.train(dataclasses.replace(TRAINING, memory=100))
+    assert devices.scheduler.idle
+
+
+def test_a_training_that_fails_ends_and_pictures_are_drawn(one):
+    one.scheduler.train(TRAINING)
+    one.run(lambda: one.trained)
+    job = one.ask()
+    report = one._carry_out(one.scheduler.schedule(one.now))
+    report = dataclasses.replace(report, failed={TRAINING: "It is out of memory."})
+    one.scheduler.update(report, one.now)
+    failed = [number for number, event in one.scheduler.events() if isinstance(event, Failed)]
+    assert failed == [TRAINING.number]
+    one.took(job)
+    assert one.scheduler.idle

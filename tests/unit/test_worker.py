@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.checkpoint.division import Division
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.serving.plan import Batch, Plan, Ticket, Weights
 from sd_tpu.serving.worker import Worker
@@ -24,9 +25,9 @@ class Programs:
     """Slots that hold a number each: what entered, and one more with every row."""
 
     slots, latent_shape, mesh, has_previewer = 4, (1, 1, 1), make_mesh(1), False
-    autoencoder = "vae"
+    autoencoder, divisions = "vae", None
 
-    def device(self, slot):
+    def replica(self, slot):
         return 0
 
     def empty(self):
@@ -71,8 +72,8 @@ def plan(**values) -> Plan:
     return Plan(batch=BATCH, weights={0: BASE}, **values)
 
 
-def compiled(build) -> tuple[Worker, object]:
-    worker = Worker(make_mesh(1), lambda weights, sharding: {}, build)
+def compiled(build, mesh=None) -> tuple[Worker, object]:
+    worker = Worker(mesh or make_mesh(1), lambda weights, sharding: {}, build)
     report = worker.execute(Plan(compile=(BATCH,)))
     while not (report.compiled or report.failed):
         report = worker.execute(Plan())
@@ -103,7 +104,8 @@ def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
         lambda weights, sharding: {},
         lambda batch: (Seeing(), 7.0, {"vae": {"a": shape}, "controlnet": {"a": shape}}),
     )
-    model = {"vae": {"a": jax.device_put(np.full((1, 2), 5, np.float32))}}
+    there = worker.weights.on([0])
+    model = {"vae": {"a": jax.device_put(np.full((1, 2), 5, np.float32), there)}}
     worker.weights.record(0, BASE, model)
     report = worker.execute(Plan(compile=(controlled,)))
     while not report.compiled:
@@ -115,6 +117,22 @@ def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
     worker.execute(Plan(drop=((0, BASE),)))
     worker.close()
     assert not worker.weights.names(0), "what was lent would keep the model there"
+
+
+def test_a_stand_in_is_divided_over_the_chips_of_a_replica_as_parameters_are():
+    seen = []
+
+    class Seeing(Programs):
+        mesh, divisions = make_mesh(4, 2), {"vae": {"a": Division(chips=2, axis=1)}}
+
+        def encode(self, params, slots, entering):
+            seen.append(params["vae"]["a"])
+            return super().encode(params, slots, entering)
+
+    shapes = {"vae": {"a": jax.ShapeDtypeStruct((3, 6), np.float32)}}
+    compiled(lambda batch: (Seeing(), 7.0, shapes), Seeing.mesh)
+    assert seen[0].shape == (2, 3, 6)
+    assert {shard.data.shape for shard in seen[0].addressable_shards} == {(1, 3, 3)}
 
 
 def test_what_a_batch_was_compiled_with_does_not_stay_where_nothing_needs_it():
@@ -198,7 +216,7 @@ def test_weights_are_brought_to_the_devices_that_want_them_and_dropped_again():
     worker.close()
     assert asked == [("1", 2), ("2", 1)], "each is read once, whoever wants it"
     assert set(loaded) == {(0, one), (2, one), (3, two)}
-    assert worker.weights.of(2, one)["a"].device == worker.weights.on([2]).mesh.devices.flat[0]
+    assert worker.weights.of(2, one)["a"].sharding == worker.weights.on([2])
     worker.execute(Plan(drop=((2, one),), load=()))
     assert worker.weights.of(2, one) is None and worker.weights.of(0, one) is not None
 

@@ -1,0 +1,313 @@
+"""Networks whose parameters are divided over the chips of a replica."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.adapters import LowRank
+from sd_tpu.checkpoint.config import (
+    CosmosTransformerConfig,
+    Flux2TransformerConfig,
+    FluxTransformerConfig,
+    Qwen3Config,
+    SD3TransformerConfig,
+    T5Config,
+    ZImageTransformerConfig,
+)
+from sd_tpu.checkpoint.division import WHOLE, bytes_of, undivided
+from sd_tpu.models import (
+    CosmosTransformer3DModel,
+    Flux2Transformer2DModel,
+    FluxTransformer2DModel,
+    Qwen3Model,
+    SD3Transformer2DModel,
+    T5EncoderModel,
+    ZImageTransformer2DModel,
+)
+from sd_tpu.models.flux2_transformer import References
+from sd_tpu.models.layers import in_int8
+from sd_tpu.runtime.mesh import make_mesh, replicated
+from sd_tpu.runtime.programs import _over_devices, shardings
+from sd_tpu.runtime.weights import ReplicaWeights, merge
+
+HEADS, SIZE = 8, 8  # of the heads
+WIDTH, TEXT = HEADS * SIZE, 24
+DRAW = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> jax.Array:
+    return jnp.asarray(DRAW.standard_normal(shape), jnp.float32)
+
+
+LATENTS, TIME, WORDS = normal(1, 4, 6, 8), jnp.full(1, 300.0), normal(1, 32, TEXT)
+POOLED, IDS = normal(1, 16), jnp.arange(32)[None]
+REFERENCES = References(normal(1, 4, 8), jnp.ones((1, 4, 4), jnp.int32), jnp.array([3]))
+JOINT = dict(num_attention_heads=HEADS, joint_attention_dim=TEXT)
+
+# Each network, its config, its inputs, and how often its chips add up what they computed.
+NETWORKS = {
+    "SD 3": (
+        SD3Transformer2DModel,
+        SD3TransformerConfig(
+            sample_size=8,
+            in_channels=8,
+            out_channels=8,
+            num_layers=2,
+            attention_head_dim=SIZE,
+            caption_projection_dim=WIDTH,
+            pooled_projection_dim=16,
+            pos_embed_max_size=8,
+            dual_attention_layers=(0,),
+            qk_norm="rms_norm",
+            **JOINT,
+        ),
+        lambda network: network(LATENTS, TIME, WORDS, POOLED),
+        5 + 2,
+    ),
+    "FLUX.1": (
+        FluxTransformer2DModel,
+        FluxTransformerConfig(
+            in_channels=32,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=SIZE,
+            pooled_projection_dim=16,
+            axes_dims_rope=(2, 2, 4),
+            **JOINT,
+        ),
+        lambda network: network(LATENTS, TIME, WORDS, POOLED),
+        4 + 2,
+    ),
+    "FLUX.2": (
+        Flux2Transformer2DModel,
+        Flux2TransformerConfig(
+            in_channels=8,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=SIZE,
+            timestep_guidance_channels=32,
+            axes_dims_rope=(2, 2, 2, 2),
+            guidance_embeds=False,
+            **JOINT,
+        ),
+        lambda network: network(LATENTS, TIME, WORDS, REFERENCES),
+        4 + 2,
+    ),
+    "Z-Image": (
+        ZImageTransformer2DModel,
+        ZImageTransformerConfig(
+            in_channels=8,
+            dim=HEADS * 12,  # of which the feed-forward layer makes a multiple of 8
+            n_layers=1,
+            n_refiner_layers=1,
+            n_heads=HEADS,
+            cap_feat_dim=TEXT,
+            axes_dims=(4, 4, 4),
+            axes_lens=(64, 8, 8),
+        ),
+        lambda network: network(LATENTS, TIME / 1000, WORDS, jnp.array([20])),
+        3 * 2,
+    ),
+    "Cosmos": (
+        CosmosTransformer3DModel,
+        CosmosTransformerConfig(
+            in_channels=8,
+            out_channels=8,
+            num_attention_heads=HEADS,
+            attention_head_dim=18,
+            num_layers=2,
+            text_embed_dim=TEXT,
+            adaln_lora_dim=8,
+            max_size=(8, 8, 8),
+            extra_pos_embed_type=None,
+        ),
+        lambda network: network(LATENTS, TIME / 1000, WORDS),
+        3 * 2,
+    ),
+    "Qwen3": (
+        Qwen3Model,
+        Qwen3Config(
+            vocab_size=40,
+            hidden_size=TEXT,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2 * HEADS,
+            num_key_value_heads=HEADS,
+            head_dim=SIZE,
+        ),
+        lambda network: network.states(IDS, [2], jnp.array([20]))[0],
+        2 * 2,
+    ),
+    "T5": (
+        T5EncoderModel,
+        T5Config(
+            d_model=TEXT,
+            d_kv=SIZE,
+            d_ff=32,
+            num_layers=2,
+            num_heads=HEADS,
+            vocab_size=40,
+            feed_forward_proj="gated-gelu",
+        ),
+        lambda network: network(IDS),
+        2 * 2,
+    ),
+}
+
+
+@functools.cache
+def built(name: str, int8: bool = False):
+    """Return a network's structure and random parameters."""
+    module, config, _, _ = NETWORKS[name]
+    graph, shapes = weights.architecture(module, config)
+    values = jax.tree.map(lambda leaf: np.asarray(0.3 * normal(*leaf.shape)), shapes)
+    if int8:
+        graph, shapes = in_int8(graph, shapes)
+        values = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: rounded(values, path, leaf), shapes
+        )
+    return graph, values
+
+
+def rounded(values, path, leaf):
+    *modules, last = (each.key for each in path)
+    for each in modules:
+        values = values[each]
+    if last == weights.SCALE:
+        return weights.to_int8(values["kernel"])[1]
+    return weights.to_int8(values[last])[0] if leaf.dtype == np.int8 else values[last]
+
+
+def divisions(graph, params, chips):
+    return nnx.merge(graph, params).tensor_parallel_plan.divisions(params, chips)
+
+
+def computed(name: str, chips: int, *, int8: bool = False, deltas=None):
+    """Return what a network computes on a replica of so many chips, its parameters there, and how
+    often the chips exchange something."""
+    graph, params = built(name, int8)
+    _, _, call, _ = NETWORKS[name]
+    mesh = make_mesh(chips, chips)
+    divided = {"network": divisions(graph, params, chips)}
+    holder = ReplicaWeights(mesh)
+    holder.put(0, "own", {"network": params}, divided)
+    if deltas is not None:
+        merged = merge(holder.of(0, "own"), {"network": deltas}, divided)
+        holder.record(0, "own", merged)
+    there = holder.together(["own"])
+    specs = jax.tree.map(lambda where: where.spec, shardings(mesh, divided, stacked=True))
+    program = _over_devices(
+        lambda params, _: call(nnx.merge(graph, params["network"])),
+        mesh,
+        (specs, jax.sharding.PartitionSpec()),
+        dtype=jnp.float32,
+        stacked=True,
+    )
+    exchanged = len(re.findall(r"\bpsum", str(program.trace(there, 0).jaxpr)))
+    return np.asarray(program(there, 0)), there["network"], exchanged
+
+
+@functools.cache
+def alone(name: str, int8: bool = False) -> np.ndarray:
+    return computed(name, 1, int8=int8)[0]
+
+
+def relative(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize("chips", [2, 4, 8])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_chips_compute_together_what_one_does(name, chips):
+    ours, there, exchanged = computed(name, chips)
+    assert relative(ours, alone(name)) < 1e-5
+    assert exchanged == NETWORKS[name][-1]
+    graph, params = built(name)
+    for device in make_mesh(chips).devices.flat:
+        held = sum(
+            shard.data.nbytes
+            for leaf in jax.tree.leaves(there)
+            for shard in leaf.addressable_shards
+            if shard.device == device
+        )
+        assert held == bytes_of(params, divisions(graph, params, chips))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_all_that_heads_and_feed_forward_layers_have_is_divided(name):
+    graph, params = built(name)
+    inside = (
+        r"\b(to_[a-z_]+|add_\w+|attn\w*\.\w+_proj|proj_mlp|ff\w*|feed_forward|mlp|wi_0|wi_1|wo)\."
+    )
+    outside = r"norm|t_embedder|\.bias$"
+    paths = jax.tree_util.tree_leaves_with_path(divisions(graph, params, 8))
+    whole = {".".join(str(each.key) for each in path) for path, each in paths if each == WHOLE}
+    assert not [x for x in whole if re.search(inside, x) and not re.search(outside, x)]
+
+
+@pytest.mark.parametrize("name", ["FLUX.1", "FLUX.2", "Qwen3"])
+def test_chips_compute_with_int8_what_one_does(name):
+    ours, *_ = computed(name, 4, int8=True)
+    assert relative(ours, alone(name, int8=True)) < 1e-5
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("name", ["FLUX.1", "FLUX.2", "Z-Image"])
+def test_adapters_are_merged_into_shares(name, int8):
+    deltas = adapters(name)
+    alone, *_ = computed(name, 1, int8=int8, deltas=deltas)
+    together, there, _ = computed(name, 4, int8=int8, deltas=deltas)
+    assert relative(together, alone) < 1e-5
+    assert relative(alone, computed(name, 1, int8=int8)[0]) > 1e-2
+    graph, params = built(name, int8)
+    for leaf, division in zip(
+        jax.tree.leaves(there), jax.tree.leaves(divisions(graph, params, 4)), strict=True
+    ):
+        shares = {shard.data.size for shard in leaf.addressable_shards}
+        assert shares == {leaf.size // division.chips}
+
+
+def adapters(name: str):
+    """Return a difference of rank 4 for each dense layer's weight."""
+    _, params = built(name)
+    return {
+        key: [(LowRank(*factors(*shape), np.float32(0.02)), 0.5)]
+        for key, shape in weights.shapes(params).items()
+        if len(shape) == 2 and key.endswith(".weight")
+    }
+
+
+def factors(outputs: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(normal(inputs, 4)), np.asarray(normal(4, outputs))
+
+
+def test_parameters_are_read_into_shares(tmp_path):
+    name = "FLUX.2"
+    graph, params = built(name)
+    weights.save(params, tmp_path / "a.safetensors")
+    where = replicated(make_mesh(4, 4))
+    divided = divisions(graph, params, 4)
+    stored = weights.contents([tmp_path / "a.safetensors"])
+    read = weights.load_stored(
+        stored, params, sharding=where, source=tmp_path, leading=True, divisions=divided
+    )
+    holder = ReplicaWeights(make_mesh(4, 4))
+    holder.put(0, "own", params, divided)
+    for one, other in zip(jax.tree.leaves(read), jax.tree.leaves(holder.of(0, "own")), strict=True):
+        assert one.sharding == other.sharding and np.array_equal(one, other)
+
+
+def test_a_network_whose_heads_do_not_divide_stays_whole():
+    graph, params = built("Z-Image")
+    assert divisions(graph, params, 3) == undivided(params)
+
+
+def test_devices_that_do_not_make_up_replicas_are_refused():
+    with pytest.raises(ValueError, match="6 devices do not make up replicas of 4 each"):
+        make_mesh(6, 4)
