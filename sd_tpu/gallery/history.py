@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_tpu.pictures.images import read_png
+from sd_tpu.reading import composed
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.settings import MAX_PROMPTS, SETTINGS, Picture, RequestError
@@ -42,7 +43,9 @@ RUN_SECONDS = 60  # pictures of one such span, of which no more is known, are ta
 DRAFT_SECONDS = 60  # a younger one may be on its way in, by another server of the same folder
 BUSY_SECONDS = 20.0  # how long to wait for such a server
 PENDING_SECONDS = 1.0  # how long whoever reads waits for what is being added
-SCHEMA = 3  # 2 knew no runs; in 1 a file was named by its picture alone
+MAX_BOARDS = 100  # of an owner
+MAX_BOARD_NAME = 60  # characters
+SCHEMA = 4  # 3 knew no boards, 2 no runs; in 1 a file was named by its picture alone
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 DRAFT = ".tmp"
 _NOT_ADDED = Sentence("The picture could not be added to the history")
@@ -63,6 +66,26 @@ CREATE TABLE pictures (
     UNIQUE (owner, number)
 ) WITHOUT ROWID
 """
+# The boards of an owner, and which pictures are on them.
+_BOARDS = (
+    """
+CREATE TABLE boards (
+    owner TEXT NOT NULL,
+    name TEXT NOT NULL,
+    PRIMARY KEY (owner, name)
+) WITHOUT ROWID
+""",
+    """
+CREATE TABLE on_boards (
+    owner TEXT NOT NULL,
+    board TEXT NOT NULL,
+    picture TEXT NOT NULL REFERENCES pictures ON DELETE CASCADE,
+    PRIMARY KEY (owner, board, picture),
+    FOREIGN KEY (owner, board) REFERENCES boards ON DELETE CASCADE ON UPDATE CASCADE
+) WITHOUT ROWID
+""",
+    "CREATE INDEX boards_by_picture ON on_boards (picture)",
+)
 _TO_3 = (
     "ALTER TABLE pictures ADD COLUMN run TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE pictures ADD COLUMN place INTEGER NOT NULL DEFAULT 0",
@@ -87,26 +110,29 @@ RETURNING number
 """
 )
 _READ_BACK = _INSERT + "NOTHING  -- another server has just added it, and knows more"
+_WANTED = "(favourite OR id IN (SELECT picture FROM on_boards))"  # somebody wants to keep it
 _LIST = """
 WITH found AS (
     SELECT *, max(number) OVER (PARTITION BY run) AS latest FROM pictures
     WHERE owner = :owner AND deleted_at IS NULL AND favourite >= :least
         AND (:run IS NULL OR run = :run) AND (:words = '' OR says(request, :words))
+        AND (:board = '' OR id IN (
+            SELECT picture FROM on_boards WHERE owner = :owner AND board = :board))
 ), ranked AS (SELECT *, dense_rank() OVER (ORDER BY latest DESC) AS rank FROM found)
 SELECT id, number, made_at, favourite, request, run, place FROM ranked
 WHERE rank <= :runs ORDER BY rank, place, number
 """
 # A picture is no older than those that its owner made before it, whatever the clock said.
-_PRUNE_BY_AGE = """
+_PRUNE_BY_AGE = f"""
 DELETE FROM pictures WHERE id IN (
     SELECT id FROM (SELECT id, favourite,
                     max(made_at) OVER (PARTITION BY owner ORDER BY number) AS latest FROM pictures)
-    WHERE NOT favourite AND latest <= ? ORDER BY latest LIMIT ?
+    WHERE NOT {_WANTED} AND latest <= ? ORDER BY latest LIMIT ?
 ) RETURNING id, owner
 """
-_PRUNE_BY_SIZE = """
+_PRUNE_BY_SIZE = f"""
 DELETE FROM pictures WHERE id IN (
-    SELECT id FROM (SELECT id, sum(bytes) OVER (ORDER BY favourite DESC, made_at DESC, id) AS total
+    SELECT id FROM (SELECT id, sum(bytes) OVER (ORDER BY {_WANTED} DESC, made_at DESC, id) AS total
                     FROM pictures)
     WHERE total > ?
 ) RETURNING id, owner
@@ -162,8 +188,8 @@ class History:
             folder: made if absent, for nobody else on this machine to read; on a local disk, as
                 SQLite's log does not work over a network.
             max_bytes: of all pictures of all owners together.
-            max_age_days: of pictures that are no favourites, before the newest ones: a clock that
-                is wrong makes nothing old.
+            max_age_days: of pictures that are no favourites and on no board, before the newest
+                ones: a clock that is wrong makes nothing old.
 
         Raises:
             HistoryError: nothing can be kept in the folder.
@@ -277,6 +303,7 @@ class History:
         favourites_only: bool = False,
         words: str = "",
         run: str | None = None,
+        board: str = "",
     ) -> list[HistoryEntry]:
         """Return the owner's pictures by run, the newest run first, in the order of the gallery.
 
@@ -286,12 +313,18 @@ class History:
             favourites_only: leaves out all others.
             words: that are all found in the prompt, whatever their case.
             run: leaves out all others.
+            board: leaves out what is not on it.
         """
         hashed = _hashed(owner)
         rows = self._ask(
             _LIST,
             dict(
-                owner=hashed, least=int(favourites_only), runs=runs, words=words.casefold(), run=run
+                owner=hashed,
+                least=int(favourites_only),
+                runs=runs,
+                words=words.casefold(),
+                run=run,
+                board=board,
             ),
             hashed,
         )
@@ -342,8 +375,110 @@ class History:
             )
         )
 
+    # --- boards ---------------------------------------------------------------------------------
+
+    def boards(self, owner: str) -> dict[str, int]:
+        """Return how many pictures each board of the owner has, by its name."""
+        rows = self._ask(
+            "SELECT name, (SELECT count(*) FROM on_boards JOIN pictures ON id = picture "
+            "WHERE on_boards.owner = boards.owner AND board = name AND deleted_at IS NULL) "
+            "FROM boards WHERE owner = ?",
+            (_hashed(owner),),
+        )
+        return dict(sorted(rows, key=lambda row: (row[0].casefold(), row[0])))
+
+    def boards_with(self, owner: str, id: str) -> set[str]:
+        """Return the names of the boards that the owner's picture is on."""
+        rows = self._ask(
+            "SELECT board FROM on_boards WHERE owner = ? AND picture = ?", (_hashed(owner), id)
+        )
+        return {name for (name,) in rows}
+
+    def make_board(self, owner: str, name: str, ids: Collection[str] = ()) -> str:
+        """Make a board with pictures, as `put_on_board` puts them there; return its name.
+
+        Raises:
+            RequestError: the owner has such a board or too many, or it is no name for one.
+        """
+        name, there = _board_name(name), self.boards(owner)
+        if name in there:
+            raise RequestError("There is a board “{name}” already.", name=name)
+        if len(there) >= MAX_BOARDS:
+            raise RequestError("There are {limit} boards, which is the limit.", limit=MAX_BOARDS)
+        self._ask("INSERT OR IGNORE INTO boards VALUES (?, ?)", (_hashed(owner), name))
+        self.put_on_board(owner, name, ids)
+        return name
+
+    def rename_board(self, owner: str, name: str, to: str) -> str:
+        """Call a board otherwise; return its new name.
+
+        Raises:
+            RequestError: there is no such board, another has the name, or it is no name for one.
+        """
+        to, there = _board_name(to), self.boards(owner)
+        if to in there and to != name:
+            raise RequestError("There is a board “{name}” already.", name=to)
+        self._know(name, there)
+        self._ask(
+            "UPDATE boards SET name = ? WHERE owner = ? AND name = ?", (to, _hashed(owner), name)
+        )
+        return to
+
+    def delete_board(self, owner: str, name: str) -> list[str]:
+        """Delete a board, whose pictures stay; return their names.
+
+        Raises:
+            RequestError: there is no such board.
+        """
+        self._know(name, self.boards(owner))
+        hashed = _hashed(owner)
+        rows = self._ask(
+            "SELECT picture FROM on_boards WHERE owner = ? AND board = ?", (hashed, name)
+        )
+        self._ask("DELETE FROM boards WHERE owner = ? AND name = ?", (hashed, name))
+        return [id for (id,) in rows]
+
+    def put_on_board(self, owner: str, name: str, ids: Collection[str]) -> int:
+        """Put those of the pictures that the owner has on a board, and return how many there are.
+
+        They may be there already.
+
+        Raises:
+            RequestError: there is no such board.
+        """
+        self._know(name, self.boards(owner))
+        hashed, chosen = _hashed(owner), json.dumps([*ids])
+        self._ask(
+            "INSERT OR IGNORE INTO on_boards SELECT owner, ?, id FROM pictures WHERE owner = ? "
+            "AND deleted_at IS NULL AND id IN (SELECT value FROM json_each(?))",
+            (name, hashed, chosen),
+            hashed,
+        )
+        ((count,),) = self._ask(
+            "SELECT count(*) FROM on_boards WHERE owner = ? AND board = ? "
+            "AND picture IN (SELECT value FROM json_each(?))",
+            (hashed, name, chosen),
+        )
+        return count
+
+    def take_off_board(self, owner: str, name: str, ids: Collection[str]) -> None:
+        """Take pictures off a board, where they may not be."""
+        self._ask(
+            "DELETE FROM on_boards WHERE owner = ? AND board = ? "
+            "AND picture IN (SELECT value FROM json_each(?))",
+            (_hashed(owner), name, json.dumps([*ids])),
+        )
+
+    @staticmethod
+    def _know(name: str, there: Collection[str]) -> None:
+        if name not in there:
+            raise RequestError("There is no board “{name}” any more.", name=name)
+
+    # --- deletions ------------------------------------------------------------------------------
+
     def delete(self, owner: str, id: str | None = None) -> list[Path]:
-        """Delete a picture of the owner, or all but the favourites, and return their files.
+        """Delete a picture of the owner, or all but the favourites and what is on boards, and
+        return their files.
 
         They are deleted for good as soon as UNDO_SECONDS have passed without `restore`, or when the
         history is closed. Returns nothing if there is no such picture of this owner.
@@ -351,7 +486,7 @@ class History:
         hashed = _hashed(owner)
         rows = self._ask(
             "UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
-            "AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT favourite) "
+            f"AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT {_WANTED}) "
             "RETURNING id, owner",
             dict(now=time.time(), owner=hashed, id=id),
             hashed,
@@ -389,9 +524,10 @@ class History:
         )
 
     def drop(self, owner: str, id: str) -> None:
-        """Delete a picture for good at once, unless it has become a favourite."""
+        """Delete a picture for good at once, unless it is a favourite or on a board by now."""
         self._delete(
-            "DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT favourite RETURNING id, owner",
+            f"DELETE FROM pictures WHERE id = ? AND owner = ? AND NOT {_WANTED} "
+            "RETURNING id, owner",
             (id, _hashed(owner)),
         )
 
@@ -400,8 +536,8 @@ class History:
 
         Returns how many were deleted.
 
-        Favourites do not grow old, and go only when there is nothing else left to go. By age at
-        most one in SHARE goes within AGE_SECONDS.
+        Favourites and what is on boards do not grow old, and go only when there is nothing else
+        left to go. By age at most one in SHARE goes within AGE_SECONDS.
         """
         self._next_prune = time.monotonic() + PRUNE_SECONDS
         old = self._prune_by_age() if self._may_age() else 0
@@ -418,7 +554,7 @@ class History:
             self._note_aging()
             log.warning(
                 "%d of %d pictures of the history in %s were removed: they were made %g "
-                "days or more before its newest and are no favourites.",
+                "days or more before its newest, are no favourites and on no board.",
                 count,
                 len(times),
                 self.folder,
@@ -672,10 +808,11 @@ def _connect(file: Path) -> sqlite3.Connection:
         database.execute("BEGIN IMMEDIATE")  # another server may be about to create it as well
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version == 0 and not database.execute("SELECT 1 FROM sqlite_schema").fetchall():
-            for statement in (_CREATE, _INDEX, f"PRAGMA user_version = {SCHEMA}"):
+            for statement in (_CREATE, _INDEX, *_BOARDS, f"PRAGMA user_version = {SCHEMA}"):
                 database.execute(statement)
-        elif version in (1, 2):
-            for statement in (*_TO_3, f"PRAGMA user_version = {SCHEMA}"):
+        elif version in (1, 2, 3):
+            earlier = _TO_3 if version < 3 else ()
+            for statement in (*earlier, *_BOARDS, f"PRAGMA user_version = {SCHEMA}"):
                 database.execute(statement)
         elif version != SCHEMA:
             raise _BrokenError(f"its version is {version}, not {SCHEMA}")
@@ -698,6 +835,7 @@ def _open(file: Path) -> sqlite3.Connection:
     database = sqlite3.connect(
         file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
+    database.execute("PRAGMA foreign_keys = ON")  # what is on a board goes with either
     database.create_function("says", 2, _says, deterministic=True)
     return database
 
@@ -774,6 +912,19 @@ def _hashed(owner: str) -> str:
             "An owner is a text of at least {least} random characters.", least=MIN_OWNER_LENGTH
         )
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _board_name(text: str) -> str:
+    """Return a board's name, with single spaces; raises RequestError if it is none."""
+    name = composed(" ".join(text.split()))
+    if not name:
+        raise RequestError("A board needs a name.")
+    if len(name) > MAX_BOARD_NAME or not name.isprintable():
+        raise RequestError(
+            "A board's name has at most {limit} characters, and none that cannot be seen.",
+            limit=MAX_BOARD_NAME,
+        )
+    return name
 
 
 def _says(text: str, words: str) -> bool:

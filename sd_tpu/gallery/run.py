@@ -189,9 +189,8 @@ class Run:
         program: str = "",
         address: str = "",
         seed: int | None = None,
-        live: bool = False,
     ):
-        """Draw the pictures of the request that are not finished on these cards.
+        """Prepare a run, which `begin` begins.
 
         Args:
             backend: the engine and the stores.
@@ -201,10 +200,6 @@ class Run:
             program: the name of the program that asks, or "".
             address: where that is.
             seed: given or drawn for all pictures; by default the request's.
-            live: whether it was begun by typing.
-
-        Raises:
-            RequestError: it cannot be served.
         """
         self.key, self.begun = secrets.token_urlsafe(16), time.time()
         self.seed = request.seed if seed is None else seed  # of place 0, where seeds run on
@@ -219,14 +214,25 @@ class Run:
         self._subscribers: dict[str, _Subscriber] = {}  # by session
         self._tasks: list[Task] = []  # which are not over, in the order in which they began
         self._unwritten = 0  # pictures on their way into the history
-        self._stop_timer: threading.Timer | None = None
+        self._stopping: Future | None = None  # once nobody has come back to it for a while
+        self.count = 0  # of the pictures that it began with
+
+    def begin(self, *, live: bool = False) -> Self:
+        """Draw the pictures of the request that are not finished on its cards.
+
+        Args:
+            live: whether it was begun by typing.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
         drawn = Request(
             tuple(
                 None if card.picture else picture
-                for picture, card in zip(request.pictures, cards, strict=False)
+                for picture, card in zip(self.request.pictures, self.cards, strict=False)
             )
         )
-        self.count = len(drawn.indices())  # of the pictures that it began with
+        self.count = len(drawn.indices())
         job = self._submit(drawn) if self.count else None
         with self._lock:
             if job:
@@ -235,6 +241,7 @@ class Run:
                 self._say(StatusLine())
             self._first = self.version
             self._schedule_stop(GRACE_SECONDS)  # whoever asked may be gone before following it
+        return self
 
     @property
     def over(self) -> bool:
@@ -276,7 +283,7 @@ class Run:
             if picture == card.asked and card.state != "stopped":
                 return False
         request = Request().replaced(index, picture)
-        # This may compile: whoever follows the other pictures should not wait for it.
+        # Resolving takes time: whoever follows the other pictures should not wait for it.
         job = self._submit(request) if picture else None
         with self._lock:
             if job:
@@ -308,6 +315,15 @@ class Run:
         with self._lock:
             self._draw(job, Request(), live=False, whole=True, journey={})
             self._schedule_stop()
+
+    def way(self) -> tuple[dict[int, PictureFile], int]:
+        """Return the pictures by index of the journey that is drawn, or was last, and how many it
+        has when it is finished."""
+        with self._lock:
+            for task in reversed(self._tasks):
+                if task.journey is not None:
+                    return dict(task.journey), len(task.job.request.pictures)
+            return dict(enumerate(self.journey)), len(self.journey)
 
     # --- subscribers ----------------------------------------------------------------------------
 
@@ -376,15 +392,17 @@ class Run:
 
     def _schedule_stop(self, grace: float | None = None) -> None:
         """Stop the run if nobody comes back to it in time; called with the lock held."""
-        if self._stop_timer:
-            self._stop_timer.cancel()
+        if self._stopping:
+            self._stopping.cancel()
         if self._subscribers or self.over:
             return
         if grace is None:
             grace = GRACE_SECONDS if self.browser else 0
-        self._stop_timer = threading.Timer(grace, self.stop_if_unwatched)
-        self._stop_timer.daemon = True
-        self._stop_timer.start()
+        self._stopping = asyncio.run_coroutine_threadsafe(self._stop_after(grace), _loop())
+
+    async def _stop_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(self.stop_if_unwatched)
 
     def _submit(self, request: Request, *, previews: bool = True) -> Job:
         inputs = self._backend.inputs.of(self.browser, request.inputs())

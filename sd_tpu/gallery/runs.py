@@ -32,6 +32,7 @@ class Runs:
         *,
         former: Run | None = None,
         keep: Collection[int] = (),
+        live: bool = False,
         **whose: Any,
     ) -> Run | None:
         """Draw a request of a browser or of a program, by their names.
@@ -44,8 +45,9 @@ class Runs:
             former: the run whose pictures it replaces.
             keep: indices where the finished pictures of `former` stay until new ones come;
                 elsewhere they stay if the same is asked for again.
+            live: whether it was begun by typing.
             whose: its `browser` or `program`; the `address` that it comes from; the `seed` that was
-                given or drawn for all pictures; whether it was begun by typing, `live`.
+                given or drawn for all pictures.
 
         Returns:
             The run; None if there is nothing to draw.
@@ -71,7 +73,7 @@ class Runs:
                 )
         if all(cards[index].picture for index in request.indices()):
             return None
-        return self._add(Run(self.backend, request, cards, **whose))
+        return self._add(Run(self.backend, request, cards, **whose).begin(live=live))
 
     @staticmethod
     def to_draw(
@@ -151,7 +153,8 @@ class Runs:
             else BLANK[index]
             for index in range(len(BLANK))
         ]
-        return self._add(Run(self.backend, request, cards, browser=browser, address=address))
+        run = Run(self.backend, request, cards, browser=browser, address=address)
+        return self._add(run.begin())
 
     def values_here(self, request: Request, browser: str) -> tuple[dict[str, Any], list[Sentence]]:
         """Return the values of any server's request as far as it can be made here.

@@ -10,17 +10,16 @@ import json
 import re
 from collections.abc import Collection
 from functools import lru_cache
-from pathlib import Path
 
 import brotli
-import gradio
 from anyio import to_thread
 from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-FRONTEND = Path(gradio.__file__).parent / "templates" / "frontend"
+from sd_tpu.gradio_compat import FRONTEND
+
 PATH = "/assets/"
 # Gradio loads no style that has a link already, and browsers none whose link is disabled, unless
 # they read of it in the page.

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
+from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -165,17 +166,13 @@ class Server:
     """An ASGI application that is served in the background until it is closed."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket):
-        """Serve once the application has started.
+        """Prepare to serve.
 
         Args:
             app: an ASGI application.
             listener: a socket, as `bind` makes it.
-
-        Raises:
-            OSError: another program serves there since, or the application did not start.
         """
-        self.address = address_of(listener)
-        listener.listen()  # raises here, and not in the thread
+        self.address, self._listener = address_of(listener), listener
         trusted = os.environ.get("FORWARDED_ALLOW_IPS") or ",".join(
             (*_TRUSTED, listener.getsockname()[0], *_PRIVATE * is_space())
         )
@@ -195,11 +192,20 @@ class Server:
         self._thread = threading.Thread(
             target=self._uvicorn.run, args=([listener],), name="server", daemon=True
         )
+
+    def start(self) -> Self:
+        """Serve, and return once the application has started.
+
+        Raises:
+            OSError: another program serves there since, or the application did not start.
+        """
+        self._listener.listen()  # raises here, and not in the thread
         self._thread.start()
         while not self._uvicorn.started:
             if not self._thread.is_alive():
                 raise OSError("The page did not start.")
             time.sleep(0.01)
+        return self
 
     def close(self) -> None:
         """End the server without waiting for open connections."""

@@ -8,15 +8,10 @@ from urllib.parse import urlsplit
 
 import fastapi
 import gradio as gr
-import gradio.queueing
-import gradio.route_utils
-import gradio.routes
-import gradio.utils
-from gradio.networking import setup_tunnel
-from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
+from sd_tpu import gradio_compat
 from sd_tpu.gallery.files import Files
 from sd_tpu.gallery.history import History
 from sd_tpu.gallery.run import MAX_SUBSCRIBERS, Backend
@@ -24,17 +19,16 @@ from sd_tpu.gallery.runs import KEEP_SECONDS, Runs
 from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.http.assets import Assets
 from sd_tpu.http.server import Server, bind
-from sd_tpu.logs import log_printed_errors
 from sd_tpu.page import api
-from sd_tpu.page.events import WITH_FILES, ActionRequest, Actions, RunStream
-from sd_tpu.page.files import Uploads, fetch_nothing
+from sd_tpu.page.events import ActionRequest, Actions, RunStream
+from sd_tpu.page.files import Uploads
 from sd_tpu.page.layout import Translations, make_page
-from sd_tpu.page.sessions import remember_nothing
 from sd_tpu.page.theme import HEAD, ICON, style, theme
 from sd_tpu.page.turns import Turns
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.serving.scheduler import Busy, Limits
+from sd_tpu.serving.teaching import Teaching
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +46,16 @@ PARALLEL = 2  # answers that read or make files, at a time: each can have a core
 MOST = 64  # answers that one network waits for
 
 
-def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
+def build(
+    engine: EngineClient, history: History | None = None, teaching: Teaching | None = None
+) -> gr.Blocks:
     """Build the page on an engine; `launch` shows it.
 
-    The history, if there is one, keeps browsers' pictures.
+    The history, if there is one, keeps browsers' pictures; `teaching`, if there is one, trains
+    LoRAs.
     """
-    fetch_nothing()
-    log_printed_errors(gradio.queueing, gradio.routes, gradio.route_utils, gradio.utils)
+    gradio_compat.fetch_nothing()
+    gradio_compat.log_errors()
     card, texts = engine.checkpoint.card, Translations()
     with gr.Blocks(
         title=f"{card.name} · sd_tpu",
@@ -68,9 +65,9 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
     ) as page:
         # Below what is handed in, which Gradio puts there and `Uploads` bounds.
         files = Files(Path(page.GRADIO_CACHE) / "pictures", engine.to_png)
-        page.temp_file_sets.append(files.names)  # Gradio prunes them
+        gradio_compat.prune(page, files.names)
         runs = Runs(Backend(engine, files, Inputs(), history))
-        actions = Actions(runs)
+        actions = Actions(runs, teaching)
         work = Turns(parallel=PARALLEL, most=MOST)
         history_turns = Turns(parallel=4 * PARALLEL, most=MOST)  # whose database another may hold
         looks = Turns(parallel=EVENTS, most=MOST)
@@ -78,23 +75,23 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         async def answer(asked: Any, visitor: gr.Request) -> dict:
             asked = ActionRequest.of(asked, visitor)
             action = asked.data.get("do")
-            turns = (
-                work if action in WITH_FILES else history_turns if action == "history" else looks
-            )
+            turns = work if asked.has_files else history_turns if action == "history" else looks
             try:
                 return await turns.call(asked.address, actions.answer, asked)
             except Busy as error:
                 return actions.refuse(error, asked)
 
         async def watch(event: gr.EventData, visitor: gr.Request) -> AsyncIterator[dict]:
-            asked = ActionRequest.of(event._data, visitor)
+            asked = ActionRequest.of(gradio_compat.message_of(event), visitor)
             async for updates in shown.stream(asked, visitor.session_hash):  # ty: ignore[invalid-argument-type]
                 yield updates
 
         def unsubscribe(visitor: gr.Request) -> None:
             runs.unsubscribe(visitor.session_hash)  # ty: ignore[invalid-argument-type]
 
-        view = make_page(engine, texts, answer, history=history is not None)
+        view = make_page(
+            engine, texts, answer, history=history is not None, teach=teaching is not None
+        )
         shown = RunStream(runs, view)
         view.hub.click(
             watch, None, view.outputs(), trigger_mode="multiple", concurrency_limit=None, **QUIET
@@ -104,7 +101,7 @@ def build(engine: EngineClient, history: History | None = None) -> gr.Blocks:
         page.unload(unsubscribe)
     # Gradio's own names for them: `launch` hands them over.
     page.i18n_instance, page.css = texts, style(engine.defaults)
-    page.unsubscribe = runs.unsubscribe  # `remember_nothing` says who has gone
+    page.unsubscribe = runs.unsubscribe  # `mount` says who has gone
     page.server = None
     return page
 
@@ -135,9 +132,8 @@ def launch(
         ValueError: nothing can be served at this address.
         OSError: another program serves there.
     """
-    page.server = Server(mount(page, middleware, **options), bind(host, port))
-    if page.mcp_server_obj:  # or it would ask what the tools need by whatever name it is asked
-        page.mcp_server_obj._local_url = page.server.address
+    page.server = Server(mount(page, middleware, **options), bind(host, port)).start()
+    gradio_compat.set_address(page, page.server.address)
     return (share and _tunnel(page)) or page.server.address
 
 
@@ -145,7 +141,7 @@ def _tunnel(page: gr.Blocks) -> str:
     """Return the public link through Gradio's servers; "", and a line in the log, if it fails."""
     here = urlsplit(page.server.address)  # ty: ignore[missing-union-attribute]
     try:
-        return setup_tunnel(here.hostname, here.port, page.share_token, None, None)
+        return gradio_compat.open_tunnel(page, str(here.hostname), here.port or 80)
     except Exception as error:  # of a download, a checksum, a program or a network
         log.warning("There is no public link: %s", error)
         return ""
@@ -168,9 +164,7 @@ def mount(page: gr.Blocks, middleware: Sequence[Middleware] = (), **options) -> 
         **_served(page, middleware),
         **options,
     )
-    page.app = site.routes[-1].app  # Gradio leaves another there, which nobody serves
-    page.has_launched = True  # or Gradio would take any file of the server for one of a visitor's
-    remember_nothing(page)
+    gradio_compat.serve_alone(page, site, page.unsubscribe)  # ty: ignore[missing-attribute]
     return site
 
 
@@ -210,8 +204,7 @@ def _folder(root: str) -> str:
 
 def close(page: gr.Blocks) -> None:
     """End `launch`'s server, if there is one, without waiting for open connections."""
-    for tunnel in CURRENT_TUNNELS:
-        tunnel.kill()
+    gradio_compat.close_tunnels()
     if page.server:
-        page.app.stop_event.set()  # of pages that listen
+        gradio_compat.end_listening(page)
         page.server.close()

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from itertools import groupby
+from itertools import cycle, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +28,7 @@ from sd_tpu.gallery.history import History, HistoryError, request_of
 from sd_tpu.gallery.run import BLANK, BROKEN, Card, Run
 from sd_tpu.gallery.runs import Runs
 from sd_tpu.gallery.status import StatusLine, refusal
-from sd_tpu.gallery.uploads import painted, to_paint_on
+from sd_tpu.gallery.uploads import SIDE, painted, to_paint_on
 from sd_tpu.http.access import visitor_network
 from sd_tpu.language import Language, language_of
 from sd_tpu.links import read_link
@@ -38,6 +38,7 @@ from sd_tpu.page.files import uploaded, url
 from sd_tpu.page.form import GARBLED
 from sd_tpu.page.layout import View
 from sd_tpu.page.parts import part
+from sd_tpu.page.teach import TeachPanel
 from sd_tpu.pictures.images import (
     MAX_FILE_BYTES,
     carries_settings,
@@ -47,20 +48,24 @@ from sd_tpu.pictures.images import (
     read_parameters,
     read_png,
 )
-from sd_tpu.pictures.inputs import Canvas, Input, find_input
+from sd_tpu.pictures.inputs import Canvas, Input, extension, find_input
 from sd_tpu.request import (
     LARGER,
     NOT_YET,
     AnyModelCatalog,
     Request,
+    extended,
     for_all,
     journey,
     larger,
     reworded,
+    varied,
 )
 from sd_tpu.sentence import Sentence, SentenceError
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
+from sd_tpu.serving.resolve import as_request_errors
+from sd_tpu.serving.teaching import Teaching
 from sd_tpu.settings import (
     FASTER,
     MAX_PROMPT_LENGTH,
@@ -81,10 +86,11 @@ NEAR = 0.8  # of the model's tokens: from there on their count is shown
 MAX_KNOWN = 5000  # names and words that a page is told
 # What page.js asks for that reads, makes or packs pictures.
 WITH_FILES = frozenset(
-    ("again", "before", "grid", "large", "link", "movie", "paint", "read", "take", "zip")
+    "again around before change extend grid large larger link movie paint read take zip".split()
 )
 RUNS = 6  # on a page of the history; earlier ones come below
 MAX_PAGES = 1000
+BOARD_ACTS = frozenset(("boards", "make", "rename", "unmake", "put", "take_off"))
 MAX_SECONDS = 3.0  # that a picture of Live may take: who waits longer has lost the thread
 GONE = Sentence("The pictures are no longer on the server.")
 FORGOTTEN = Sentence("This picture is no longer in your history.")
@@ -110,6 +116,11 @@ class ActionRequest:
             return cls({"lang": data.get("lang")} if isinstance(data, dict) else {}, address)
 
     @property
+    def has_files(self) -> bool:
+        """Whether it reads, makes or packs pictures, which can take a core for seconds."""
+        return self.data.get("do") in WITH_FILES or self.data.get("act") in ("add", "start")
+
+    @property
     def language(self) -> Language:
         """Language of the page."""
         return language_of(self.data.get("lang"))
@@ -127,6 +138,11 @@ class ActionRequest:
         if isinstance(index, int) and 0 <= index < MAX_PROMPTS:
             return index
         raise RequestError(GARBLED.template)
+
+    @property
+    def indices(self) -> list[int]:
+        """The cards that it is about, each once."""
+        return [*dict.fromkeys(self.data["places"])]
 
     def filled(self) -> dict[str, Any]:
         """Return the values that are filled in, as `form.read` returns them."""
@@ -203,9 +219,10 @@ class RunStream:
 class Actions:
     """Actions of the page; each returns what page.js shows, `told` in the progress line."""
 
-    def __init__(self, runs: Runs):
-        """Take the runs and what they share."""
+    def __init__(self, runs: Runs, teaching: Teaching | None = None):
+        """Have the actions of runs, and of a teaching where there is one."""
         self.runs, backend = runs, runs.backend
+        self.teach = TeachPanel(teaching) if teaching else None
         self.engine, self.files, self.inputs, self.history = (
             backend.engine,
             backend.files,
@@ -295,21 +312,73 @@ class Actions:
             LARGER * before.height,
             self.engine.catalog.larger_strength(before.model),
         )
-        return self._draw_from_itself(picture, asked)[1]
+        return self._draw_from({asked.index: (asked.index, picture)}, asked)[1]
 
     def _do_change(self, asked: ActionRequest) -> dict[str, Any]:
-        """Draw a picture anew, changed as words say, and fill its box in; the others stay."""
-        index, filled, catalog = asked.index, asked.filled(), self.engine.catalog
-        before, seed = self._card(asked, index).asked, self._shown(asked).seed
-        *_, words = catalog.fill([*[""] * index, asked.data["words"].strip()], before.seed)
-        picture = reworded(before, words, asked.data["strength"], edits=catalog.edits(before.model))
-        any_seed = filled["seed"] == RANDOM
-        common = for_all({**filled, "seed": seed if any_seed else filled["seed"]}, catalog)
-        picture, answer = self._draw_from_itself(picture, asked)
-        shown = self._shown_form(Request().replaced(index, picture), common, any_seed=any_seed)
+        """Draw pictures anew, changed as words say, and fill their boxes in; the others stay."""
+        catalog, said, pictures = self.engine.catalog, asked.data["words"].strip(), {}
+        for index in asked.indices:
+            before = self._card(asked, index).asked
+            *_, words = catalog.fill([*[""] * index, said], before.seed)
+            edits = catalog.edits(before.model)
+            anew = reworded(before, words, asked.data["strength"], edits=edits)
+            pictures[index] = index, anew
+        return self._draw_and_fill(pictures, asked)
+
+    def _do_around(self, asked: ActionRequest) -> dict[str, Any]:
+        """Draw pictures from those of cards, with other seeds, and fill their boxes in.
+
+        They come into the free cards, whose boxes are empty, by turns. A picture that gets none of
+        these is drawn anew in its own card, unless that is kept. No other card is touched.
+        """
+        sources, kept, seed = asked.indices, asked.kept(), int(drawn_seed(RANDOM))
+        prompts = self._spelt(asked.filled()["prompts"], self._shown(asked).seed)
+        taken = kept.union(sources)
+        free = (i for i, prompt in enumerate(prompts) if not prompt.strip() and i not in taken)
+        places = dict(zip(free, cycle(sources)))
+        places |= {index: index for index in set(sources) - {*places.values()} - kept}
+        if not places:
+            raise RequestError("No card is free: empty a box, or do not keep the picture.")
+        strength = asked.data["strength"]
+        return self._draw_and_fill(
+            {
+                index: (
+                    source,
+                    varied(
+                        self._card(asked, source).asked, strength, (seed + index) % (MAX_SEED + 1)
+                    ),
+                )
+                for index, source in places.items()
+            },
+            asked,
+        )
+
+    def _do_extend(self, asked: ActionRequest) -> dict[str, Any]:
+        """Draw what lies beside a card's picture, and fill its box in; the others stay."""
+        before, catalog = self._card(asked, asked.index), self.engine.catalog
+        unit = catalog.size_unit(before.asked.model)
+        picture, sides = extended(before.asked, asked.data["sides"], unit)
+        catalog.check(picture)
+        if max(picture.width, picture.height) > SIDE:  # it would be made smaller, and not stay
+            raise RequestError("A picture is extended to {most} pixels at most.", most=SIDE)
+        pixels = np.asarray(Input(Path(before.picture.png).read_bytes()).on_white())
+        start, mask = (self.inputs.add(asked.browser, each) for each in extension(pixels, sides))
+        picture = dataclasses.replace(picture, init_image=start, mask=mask)
+        return self._draw_and_fill({asked.index: (asked.index, picture)}, asked)
+
+    def _draw_and_fill(
+        self, pictures: Mapping[int, tuple[int, Picture]], asked: ActionRequest
+    ) -> dict[str, Any]:
+        """Draw as `_draw_from`, and fill the boxes of these cards in; the others stay."""
+        filled, any_seed = asked.filled(), asked.filled()["seed"] == RANDOM
+        seed = self._shown(asked).seed if any_seed else filled["seed"]
+        common = for_all({**filled, "seed": seed}, self.engine.catalog)
+        request, answer = self._draw_from(pictures, asked)
+        shown = self._shown_form(request, common, any_seed=any_seed)
         prompts, own = self._spelt(filled["prompts"], common.seed), [*asked.data["form"]["own"]]
-        prompts[index : index + 1] = [shown["prompts"][index]]
-        own[index : index + 1] = [shown["own"][index]]
+        for index in pictures:
+            prompts[index : index + 1] = [shown["prompts"][index]]
+            own[index : index + 1] = [shown["own"][index]]
         return {**answer, "filled": {"prompts": prompts, "own": own}}
 
     def _spelt(self, prompts: Sequence[str], seed: int) -> list[str]:
@@ -324,27 +393,35 @@ class Actions:
             prompt if prompt.strip() else such for prompt, such in zip(prompts, spelt, strict=True)
         ]
 
-    def _draw_from_itself(
-        self, picture: Picture, asked: ActionRequest
-    ) -> tuple[Picture, dict[str, Any]]:
-        """Draw a card's picture anew, from what it became; the others stay.
+    def _draw_from(
+        self, pictures: Mapping[int, tuple[int, Picture]], asked: ActionRequest
+    ) -> tuple[Request, dict[str, Any]]:
+        """Draw pictures from what others became; the others stay.
 
-        `picture` names it NOT_YET. It is returned with its name, and the answer with it.
+        Args:
+            pictures: by the index of their card, each with the index of the card whose picture it
+                is drawn from, which it names NOT_YET; it may name another one that is there.
+            asked: the page's request.
+
+        Returns:
+            These pictures alone, with the names of those, and the answer.
         """
-        card, former = self._card(asked, asked.index), self._shown(asked)
-        self.engine.catalog.check(picture)
-        name = self.inputs.add(asked.browser, Input(Path(card.picture.png).read_bytes()))
-        picture = dataclasses.replace(
-            picture, **{each: name for each in UPLOADS if getattr(picture, each) == NOT_YET}
-        )
-        request = former.request.replaced(card.index, picture)
+        former = self._shown(asked)
+        request, drawn, names = former.request, Request(), {}
+        for index, (source, picture) in pictures.items():
+            self.engine.catalog.check(picture)
+            if lacking := [each for each in UPLOADS if getattr(picture, each) == NOT_YET]:
+                if source not in names:
+                    file = Path(self._card(asked, source).picture.png)
+                    names[source] = self.inputs.add(asked.browser, Input(file.read_bytes()))
+                picture = dataclasses.replace(picture, **dict.fromkeys(lacking, names[source]))
+            drawn = drawn.replaced(index, picture)
+            request = request.replaced(index, drawn.picture(index))
         for other in former.cards:
-            if other.state == "stopped":
+            if other.state == "stopped" and other.index not in pictures:
                 request = request.replaced(other.index, None)
-        answer = self._draw(
-            request, asked, seed=former.seed, keep={*range(MAX_PROMPTS)} - {card.index}
-        )
-        return picture, answer
+        keep = {*range(MAX_PROMPTS)} - pictures.keys()
+        return drawn, self._draw(request, asked, seed=former.seed, keep=keep)
 
     def _do_journey(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw the way from a card's picture to another's, or to another seed of its own."""
@@ -669,17 +746,25 @@ class Actions:
 
     def _do_before(self, asked: ActionRequest) -> dict[str, Any]:
         """Return the picture that a card's was made from, as it lies under it; nothing if it is
-        gone. It is the start picture, or the only reference picture if that has the same size."""
+        gone. It is the start picture, or the only reference picture if that has the same size.
+
+        Of a card's picture there is also the `unit` by which it can be extended.
+        """
+        unit = {}
+        with suppress(RequestError):
+            if "place" in asked.data:
+                model = self._card(asked, asked.data["place"]).asked.model
+                unit = {"unit": self.engine.catalog.size_unit(model)}
         with suppress(RequestError, HistoryError, OSError):
             picture = read_png(self._file(asked)).picture(0)
             inputs = self.inputs.of(asked.browser)
             if canvas := Canvas.of(picture, inputs):
-                return {"before": data_url(canvas.pixels)}
+                return {**unit, "before": data_url(canvas.pixels)}
             reference = find_input(inputs, picture.reference)
             alike = reference and reference.size == (picture.width, picture.height)
             if alike and self.engine.catalog.edits(picture.model):
-                return {"before": data_url(np.asarray(reference.on_white()))}
-        return {}
+                return {**unit, "before": data_url(np.asarray(reference.on_white()))}
+        return unit
 
     def _do_paint(self, asked: ActionRequest) -> dict[str, Any]:
         return {"view": to_paint_on(self._handed_in(asked, "input"))}
@@ -694,12 +779,21 @@ class Actions:
     # --- other actions --------------------------------------------------------------------------
 
     def _do_known(self, asked: ActionRequest) -> dict[str, Any]:
-        """Return names that prompts can use here, and the words of a model that has few."""
+        """Return names that prompts can use here, the words of a model that has few, and what
+        styles put behind prompts."""
         catalog, adapters = self.engine.catalog, self.engine.adapters
         card = catalog.open(asked.filled().get("model", "")).checkpoint.card
         loras = (f"<lora:{name}:1>" for name in adapters.loras())
         wildcards = (f"__{name}__" for name in catalog.wildcards.names())
-        return {"known": [*adapters.embeddings(), *loras, *wildcards, *card.words][:MAX_KNOWN]}
+        return {
+            "known": [*adapters.embeddings(), *loras, *wildcards, *card.words][:MAX_KNOWN],
+            "endings": catalog.styles.endings()[:MAX_KNOWN],
+        }
+
+    def _do_beside(self, asked: ActionRequest) -> dict[str, Any]:
+        """Return what sets the pictures of two cards apart, as a table."""
+        cards = [self._card(asked, asked.data[key]) for key in ("place", "to")]
+        return {"apart": part("apart", asked.language, cards)}
 
     def _do_zip(self, asked: ActionRequest) -> dict[str, Any]:
         return {"file": url(self.files.archive(self._made(asked)))}
@@ -709,16 +803,26 @@ class Actions:
         return {"file": url(self.files.grid(self._shown(asked).request, pictures))}
 
     def _made(self, asked: ActionRequest) -> dict[int, files.PictureFile]:
-        """Return the finished pictures, by index; raises RequestError if there are none."""
-        run = self._run(asked)
+        """Return the finished pictures, or those asked for, by index.
+
+        Raises:
+            RequestError: there are none.
+        """
+        run, places = self._run(asked), asked.data.get("places") or range(MAX_PROMPTS)
         pictures = {
             index: picture
             for index, picture in (run.pictures() if run else {}).items()
-            if picture.there
+            if picture.there and index in places
         }
         if not pictures:
             raise RequestError(GONE.template)
         return pictures
+
+    def _do_way(self, asked: ActionRequest) -> dict[str, Any]:
+        """Return the pictures of the journey so far, in their places."""
+        run = self._run(asked)
+        pictures, count = run.way() if run else ({}, 0)
+        return {"way": [url(pictures[i].shown) if i in pictures else "" for i in range(count)]}
 
     def _do_movie(self, asked: ActionRequest) -> dict[str, Any]:
         """Return the last journey, to be looked at or as a file; nothing if there is none."""
@@ -747,6 +851,12 @@ class Actions:
             raise RequestError(FORGOTTEN.template)
         return file
 
+    def _do_teach(self, asked: ActionRequest) -> dict[str, Any]:
+        if self.teach is None:
+            return self._wrong(GARBLED, asked)
+        filled = asked.filled()
+        return self.teach.answer(asked.data, filled, asked.browser, asked.address, asked.language)
+
     def _do_about(self, asked: ActionRequest) -> dict[str, Any]:
         return {"about": layout.about(self.engine, asked.language)}
 
@@ -757,6 +867,8 @@ class Actions:
         data, owner, say, news = asked.data, asked.browser, asked.language.say, ""
         history = self._kept()
         name = str(data.get("id"))
+        if data.get("act") in BOARD_ACTS:
+            return self._on_boards(history, asked)
         match data.get("act"):
             case "save" | "view" as act:
                 served = self.files.copy(self._file(asked), owner)
@@ -771,7 +883,8 @@ class Actions:
                     self.files.forget(file, owner)
                 news = say("The picture is deleted.")
                 if act == "clear":
-                    known, news = True, say("All but the favourites are deleted.")
+                    known = True
+                    news = say("All but the favourites and what is on boards are deleted.")
             case "restore":
                 known = self.runs.restore(owner)
                 news = say("The deleted pictures are back.")
@@ -781,6 +894,35 @@ class Actions:
         if not known:
             return {**shown, **self._wrong(FORGOTTEN, asked)}
         return {**shown, "news": news}
+
+    def _on_boards(self, history: History, asked: ActionRequest) -> dict[str, Any]:
+        """Make, rename or delete a board, or change what is on it; show what there is then."""
+        data, owner, say = asked.data, asked.browser, asked.language.say
+        board, ids = data.get("name", ""), data.get("ids", [])
+        shown, news, gone = data.get("board", ""), "", []
+        match data["act"]:
+            case "make":
+                history.make_board(owner, board, ids)
+            case "rename":
+                shown = history.rename_board(owner, board, str(data.get("to")))
+            case "unmake":
+                gone, shown = history.delete_board(owner, board), ""
+                news = say("The board “{name}” is deleted; its pictures stay.", name=board)
+            case "put":
+                if not history.put_on_board(owner, board, ids):
+                    raise RequestError(FORGOTTEN.template)
+                news = say("On the board “{name}”.", name=board)
+            case "take_off":
+                history.take_off_board(owner, board, ids)
+        look = {**data, "board": shown}
+        marked = history.boards_with(owner, ids[0]) if ids else set()
+        return {
+            "history": contents(history, owner, look, asked.language),
+            "boards": part("boards", asked.language, history.boards(owner), marked),
+            "board": shown,
+            "gone": gone,
+            "news": news,
+        }
 
     def _kept(self) -> History:
         if self.history is None:
@@ -801,15 +943,18 @@ class Actions:
 def contents(history: History, owner: str, look: Mapping[str, Any], language: Language) -> str:
     """Render the newest runs, as many `pages` of them as are asked for.
 
-    They have all their pictures, or those that are `favourites` or have the `words` in their
-    prompts.
+    They have all their pictures, or those that are `favourites`, on the `board`, or have the
+    `words` in their prompts.
     """
     only, said = bool(look.get("favourites")), str(look.get("words") or "")
+    boards, board = history.boards(owner), str(look.get("board") or "")
+    if board not in boards:  # another tab has deleted it
+        board = ""
     limit = RUNS * max(1, min(int(look.get("pages") or 1), MAX_PAGES))
-    entries = history.entries(owner, runs=limit + 1, favourites_only=only, words=said)
+    entries = history.entries(owner, runs=limit + 1, favourites_only=only, words=said, board=board)
     runs = [[*of] for _, of in groupby(entries, attrgetter("run"))]
     shown = [(request_of(run), run) for run in runs[:limit]]
-    return part("history", language, shown, len(runs) > limit, only, said)
+    return part("history", language, shown, len(runs) > limit, only, said, boards, board)
 
 
 def _named(run: Run | None) -> dict[str, Any]:
@@ -868,13 +1013,14 @@ def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[s
     if not prompt.strip():
         return "", ""
     try:
-        counted = engine.count(prompt, model)
-        unknown = engine.catalog.open(model).checkpoint.unknown_words(prompt)
+        with as_request_errors():
+            remarks = engine.resolver.remarks(Picture(prompt=prompt, model=model))
     except RequestError as error:
         return "over", error.sentence
+    counted = remarks.count
     tokens = Sentence("{count} / {limit} tokens", count=counted.tokens, limit=counted.limit)
     if counted.lost:
         return "over", Sentence("{tokens}, cut off: “{lost}”", tokens=tokens, lost=counted.lost)
-    if unknown:
-        return "unknown", Sentence("Unknown: “{words}”", words=list(unknown))
+    if remarks.unknown:
+        return "unknown", Sentence("Unknown: “{words}”", words=list(remarks.unknown))
     return "", tokens if counted.tokens >= NEAR * counted.limit else ""

@@ -8,20 +8,18 @@ from stat import S_ISREG
 from typing import Any
 from urllib.parse import quote
 
-import gradio as gr
 from anyio.to_thread import run_sync
-from gradio.utils import get_upload_folder
 from starlette._utils import get_route_path
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sd_tpu.gradio_compat import UPLOAD_PATH, upload_folder
 from sd_tpu.http.access import visitor_network
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.settings import RequestError
 
-UPLOAD_PATH = "/gradio_api/upload"
 UPLOAD_SECONDS, UPLOAD_BYTES = 600, 1 << 28  # of a network: in this time, so much
 LEAST = 1 << 16  # bytes that a file counts for: it has a folder of its own
 ALL_UPLOADS = 1 << 30  # bytes of all networks on the disk
@@ -30,7 +28,7 @@ ALL_UPLOADS = 1 << 30  # bytes of all networks on the disk
 def uploaded(path: Any) -> Path:
     """Return an uploaded file's path; raises RequestError for any other of the server's files."""
     file = Path(str(path)).resolve()
-    if not file.is_relative_to(Path(get_upload_folder()).resolve()) or file.is_dir():
+    if not file.is_relative_to(upload_folder().resolve()) or file.is_dir():
         raise RequestError("This file has not been uploaded.")
     return file
 
@@ -72,7 +70,7 @@ class Uploads:
             return await answer(scope, receive, send)
         self._lately.append((time.monotonic(), network, length))
         self._spent[network] += length
-        await run_sync(_make_room, Path(get_upload_folder()))
+        await run_sync(_make_room, upload_folder())
         await self._app(scope, receive, send)
 
     def _forget(self, until: float) -> None:
@@ -105,17 +103,3 @@ def _status(file: Path) -> os.stat_result | None:
         return file.stat()
     except FileNotFoundError:  # somebody has just removed it
         return None
-
-
-def fetch_nothing() -> None:
-    """Have Gradio, in this process, refuse the addresses that visitors give for files.
-
-    It would load them from wherever they are.
-    """
-
-    async def refuse(*_: Any, **__: Any) -> str:
-        raise gr.Error(
-            "Only files that are uploaded are taken, no addresses.", print_exception=False
-        )
-
-    gr.processing_utils.async_ssrf_protected_download = refuse  # ty: ignore[possibly-missing-submodule]

@@ -84,7 +84,12 @@ class Translations(gr.I18n):
 
 
 def make_page(
-    engine: EngineClient, texts: Translations, answer: Callable[..., Any], *, history: bool
+    engine: EngineClient,
+    texts: Translations,
+    answer: Callable[..., Any],
+    *,
+    history: bool,
+    teach: bool = False,
 ) -> View:
     """Lay out the tools, the cards and the bar below them, with all panels.
 
@@ -94,13 +99,14 @@ def make_page(
     card, defaults = engine.checkpoint.card, vars(engine.defaults)
     size = defaults["width"], defaults["height"]
     samples = json.dumps(sample_sets((*card.prompts, *card.more_prompts)))
-    html("head", "head", card, samples, LANGUAGES, history)
+    html("head", "head", card, samples, LANGUAGES, history, teach)
     figures = _cards(engine, size, texts)
     collection = html("collection", "collection")
     with gr.Row(elem_id="bar"):
         html("go", "go", STARTING.text)  # first for the keyboard, last to be seen
         html("choices", "presets-and-faster", preset_steps(defaults["steps"]))
         html("seed", "seeds")
+        html("selection", "selecting")
         line = html("progress", "line", StatusLine())
         choices, offered = choices_of(engine.catalog), sizes(defaults["model"], engine.catalog)
         html(
@@ -114,6 +120,7 @@ def make_page(
             comparable(engine.defaults, choices, offered, engine.adapters.takes_loras),
             MAX_FILE_BYTES,
             history,
+            teach,
         )
     # The region stays while its text changes: only then do screen readers read the text out.
     news = gr.HTML(
@@ -124,7 +131,11 @@ def make_page(
         html_template='<div role="status" aria-live="polite">${value}</div>',
     )
     html("viewer", "full-screen", choices)
+    html("beside", "together")
+    html("best", "choosing")
     html("painter", "painting")
+    if history:
+        html("boards_dialog", "boarding")
     html("journey", "travelling", JOURNEYS, kinds_here())
     hub = gr.HTML(
         "", elem_id="hub", apply_default_css=False, js_on_load=HUB, server_functions=[answer]

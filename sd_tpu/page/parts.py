@@ -33,12 +33,24 @@ from sd_tpu.settings import (
     Text,
     captions,
 )
+from sd_tpu.training.options import BOUNDS, Options
+from sd_tpu.training.pictures import FEWEST, MOST, PICTURE_SIDES
 
 STATES = {
     "example": Sentence("Example"),
     "waiting": Sentence("Waiting"),
     "forming": Sentence("Forming"),
     "stopped": Sentence("Stopped early"),
+}
+
+
+TAUGHT = {  # what can be chosen for a training
+    "fewest": FEWEST,
+    "most": MOST,
+    "steps": Options.steps,
+    "rank": Options.rank,
+    "most_rank": BOUNDS["rank"].most,
+    "sides": {str(side): f"{side:.0%}" for side in PICTURE_SIDES},
 }
 
 
@@ -74,6 +86,15 @@ def _allowed(kind: Choice) -> str:
     )
 
 
+def differences(first: Picture, second: Picture) -> list[tuple[Sentence | str, ...]]:
+    """Return what sets two pictures apart: a setting's label, and its value in each."""
+    return [
+        (setting.label, *(setting.kind.shown(getattr(each, name)) for each in (first, second)))
+        for name, setting in SETTINGS.items()
+        if getattr(first, name) != getattr(second, name)
+    ]
+
+
 _PAGE = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -94,7 +115,9 @@ _PAGE = jinja2.Environment(
         overridable=OVERRIDABLE,
         states=STATES,
         handed_in=HANDED_IN,
+        taught=TAUGHT,
         max_prompts=MAX_PROMPTS,
+        differences=differences,
     ),
 )
 

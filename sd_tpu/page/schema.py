@@ -12,9 +12,12 @@ from pydantic import ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema
 
 from sd_tpu.settings import MAX_PROMPTS
+from sd_tpu.training.pictures import MOST
 
+MAX_IDS = 100_000  # pictures of a board that is made again
 Boxes = Field(max_length=MAX_PROMPTS, fail_fast=True)
 Index = Annotated[int, Field(ge=0, lt=MAX_PROMPTS)]
+Places = Annotated[list[Index], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
 class Form(pydantic.BaseModel):
@@ -43,7 +46,7 @@ class Message(pydantic.BaseModel):
 class Plain(Message):
     """An action that needs nothing else."""
 
-    do: Literal["generate", "stop", "known", "zip", "grid", "about"]
+    do: Literal["generate", "stop", "known", "grid", "about", "way"]
 
 
 class OfCard(Message):
@@ -54,12 +57,43 @@ class OfCard(Message):
 
 
 class Change(Message):
-    """Draw a card's picture anew, changed as words say."""
+    """Draw the pictures of cards anew, changed as words say."""
 
     do: Literal["change"]
-    place: Index
+    places: Places
     words: str
     strength: float  # models that edit need none
+
+
+class Around(Message):
+    """Draw new pictures from those of cards, with other seeds."""
+
+    do: Literal["around"]
+    places: Places
+    strength: float
+
+
+class Extend(Message):
+    """Draw what lies beside a card's picture: pixels to the left, above, to the right, below."""
+
+    do: Literal["extend"]
+    place: Index
+    sides: Annotated[list[int], Field(min_length=4, max_length=4)]
+
+
+class Beside(Message):
+    """Say what sets the pictures of two cards apart."""
+
+    do: Literal["beside"]
+    place: Index
+    to: Index
+
+
+class Zip(Message):
+    """Pack the pictures of cards, or of all."""
+
+    do: Literal["zip"]
+    places: Places | None = None
 
 
 class OfPicture(Message):
@@ -160,19 +194,55 @@ class OfHistory(Message):
 
     do: Literal["history"]
     act: Literal[
-        "show", "more", "only", "view", "save", "run", "favourite", "delete", "clear", "restore"
-    ]
+        "show", "more", "only", "view", "save", "run", "favourite", "delete", "clear", "restore",
+        "board", "boards", "make", "rename", "unmake", "put", "take_off",
+    ]  # fmt: skip
     pages: int = 1
     favourites: bool = False
     words: str = ""
+    board: str = ""  # that is shown; all pictures are where it is empty
+    name: str = ""  # of the board that the button is about
+    ids: Annotated[list[str], Field(max_length=MAX_IDS)] = []  # of the pictures that it is about
     id: str | None = None
     to: str | None = None
+
+
+class Example(pydantic.BaseModel):
+    """A picture to teach by, which has been uploaded, and its caption."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    file: str
+    name: str
+    text: str
+
+
+class Teach(Message):
+    """Something about teaching a LoRA, or about a run of it."""
+
+    do: Literal["teach"]
+    act: Literal["show", "add", "check", "start", "stop", "resume", "keep", "discard"]
+    file: str = ""  # a picture that has been uploaded, to be added
+    name: str = ""  # of that file, else of what is taught
+    kind: Literal["thing", "person", "style"] = "thing"
+    steps: str = ""
+    rank: str = ""
+    side: str = ""
+    pictures: Annotated[list[Example], Field(max_length=MOST, fail_fast=True)] = []
+    count: int | None = None  # of pictures, where they are too many to be handed in
+    id: str = ""  # of a run
+    step: int = 0  # of a state of it
+    seen: dict[str, str] = {}  # what is shown of each run's kept states
 
 
 Asked = (
     Plain
     | OfCard
     | Change
+    | Around
+    | Extend
+    | Beside
+    | Zip
     | OfPicture
     | Take
     | Read
@@ -186,6 +256,7 @@ Asked = (
     | ChooseModel
     | Link
     | OfHistory
+    | Teach
 )
 MESSAGES: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Asked, Field(discriminator="do")]

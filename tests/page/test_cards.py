@@ -199,8 +199,9 @@ def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
     for number in (1, 2, 8):
         menu = more(tab, number)
         often = ("Redraw", "Change", "Vary", "Keep") if phone else ()
+        seldom = ("Larger", "Journey", "Use", "Again", "Vary subtly", "Vary strongly")
         expect(menu.get_by_role("button")).to_have_text(
-            [re.compile(f"^{word}") for word in (*often, "Larger", "Journey", "Use", "Again")]
+            [re.compile(f"^{word}") for word in (*often, *seldom)]
         )
         expect(menu.get_by_role("link")).to_have_count(1 if phone else 0)
         assert menu.evaluate(INSIDE)

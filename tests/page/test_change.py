@@ -124,6 +124,30 @@ def test_the_slider_says_how_much_and_a_random_seed_stays_so(tab):
     assert "seed" not in form["own"][0] and form["own"][1:] == [{}] * 7
 
 
+def test_a_picture_is_changed_full_screen_and_the_new_one_takes_its_place(tab):
+    fill(tab, THREE, seed=7, steps=4)
+    make(tab)
+    viewer, shown = tab.locator("#viewer"), tab.locator("#viewer img").first
+    tab.get_by_role("button", name="View picture 2").press("Enter")
+    before = shown.get_attribute("src")
+    tab.keyboard.press("c")
+    said = viewer.get_by_role("textbox", name="Say the change")
+    expect(said).to_be_focused()
+    tab.keyboard.type("big b c")
+    tab.keyboard.press("ArrowLeft")  # within the words
+    assert shown.get_attribute("src") == before
+    viewer.get_by_role("slider", name="How much changes").fill("0.7")
+    said.press("Enter")
+    expect(shown).not_to_have_attribute("src", before, timeout=PATIENCE)
+    expect(viewer.locator(".words")).to_contain_text("a hen, big b c")
+    expect(viewer.get_by_role("slider", name="Before and after")).to_be_visible()
+    assert Axe().run(tab)["violations"] == []
+    tab.keyboard.press("Escape")
+    says(tab, "Done in")
+    made = made_from(tab, 2)
+    assert (made.prompt, made.strength) == ("a hen, big b c", 0.7)
+
+
 def test_escape_loses_nothing_and_neither_does_what_is_refused(tab):
     fill(tab, THREE, seed=7, steps=4)
     make(tab)

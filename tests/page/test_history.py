@@ -249,7 +249,7 @@ def test_what_is_deleted_is_served_no_more_and_comes_back_when_that_is_undone(so
     act(somebody, "Delete all but favourites")
     shows(somebody, ["fourth"])
     expect(somebody.locator("#history-panel .undo")).to_contain_text(
-        "All but the favourites are deleted."
+        "All but the favourites and what is on boards are deleted."
     )
     act(somebody, "Delete “fourth”")
     shows(somebody, [])
@@ -317,6 +317,64 @@ def test_a_run_is_used_again_and_found_by_words(somebody):
     assert prompts(somebody) == ["first", "", "<b>third</b>", "fourth", *[""] * 4]
     expect(seed_box(somebody)).to_have_value("20")
     expect(setting(somebody, "Steps")).to_have_value("3")
+
+
+def chips(tab):
+    return tab.locator("#history-panel .boards [data-drop]")
+
+
+def test_boards_are_made_filled_shown_renamed_and_deleted(somebody):
+    unfold(somebody, "History")
+    expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
+    act(somebody, "+ New board")
+    dialog = somebody.get_by_role("dialog", name="Boards")
+    dialog.get_by_label("Name of the board").fill("Cats")
+    somebody.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(chips(somebody)).to_have_text(["Cats 0"], timeout=PATIENCE)
+    # By drag, from the history and from a card, which takes no picture in.
+    kept(somebody).nth(1).drag_to(chips(somebody).first)
+    expect(chips(somebody)).to_have_text(["Cats 1"], timeout=PATIENCE)
+    figures(somebody).first.locator("img").drag_to(chips(somebody).first)
+    expect(chips(somebody)).to_have_text(["Cats 2"], timeout=PATIENCE)
+    assert somebody.evaluate("document.querySelectorAll('.dropping').length") == 0
+    # By B, on a picture there and on a card.
+    somebody.locator("#history-panel .view").nth(2).focus()
+    somebody.keyboard.press("b")
+    expect(dialog.get_by_role("checkbox", name="Cats")).not_to_be_checked(timeout=PATIENCE)
+    expect(dialog.get_by_label("Name of the board")).to_have_value("")
+    dialog.get_by_label("Name of the board").fill("Cats")
+    dialog.get_by_role("button", name="Make a board").click()
+    expect(dialog.get_by_role("alert")).to_have_text("There is a board “Cats” already.")
+    dialog.get_by_label("Name of the board").fill("Dogs")
+    dialog.get_by_role("button", name="Make a board").click()
+    expect(dialog.get_by_role("checkbox", name="Dogs")).to_be_checked(timeout=PATIENCE)
+    somebody.keyboard.press("Escape")
+    expect(chips(somebody)).to_have_text(["Cats 2", "Dogs 1"])
+    somebody.keyboard.press("Escape")
+    figures(somebody).first.locator(".view").focus()
+    somebody.keyboard.press("b")
+    on = dialog.get_by_role("checkbox", name="Cats")
+    expect(on).to_be_checked(timeout=PATIENCE)
+    on.uncheck()
+    expect(dialog.locator("label", has_text="Cats")).to_have_text("Cats 1", timeout=PATIENCE)
+    somebody.keyboard.press("Escape")
+    unfold(somebody, "History")
+    expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
+    chips(somebody).first.click()
+    shows(somebody, ["<b>third</b>"])
+    act(somebody, "Rename")
+    dialog.get_by_label("Name of the board").fill("Tigers")
+    somebody.keyboard.press("Enter")
+    expect(chips(somebody)).to_have_text(["Dogs 1", "Tigers 1"], timeout=PATIENCE)
+    shows(somebody, ["<b>third</b>"])
+    act(somebody, "Delete board")
+    expect(chips(somebody)).to_have_text(["Dogs 1"], timeout=PATIENCE)
+    expect(kept(somebody)).to_have_count(3)
+    act(somebody, "Undo")
+    expect(chips(somebody)).to_have_text(["Dogs 1", "Tigers 1"], timeout=PATIENCE)
+    chips(somebody).nth(1).click()
+    shows(somebody, ["<b>third</b>"])
 
 
 def test_a_star_on_a_card_is_that_of_the_history(somebody):

@@ -4,6 +4,7 @@ import re
 import zipfile
 
 import pytest
+from axe_core_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
@@ -19,7 +20,7 @@ from sd_tpu.request import Request
 from sd_tpu.settings import Picture
 from sd_tpu.styles import Styles
 from tests.support.asking import following
-from tests.support.visitor import PATIENCE, fill, generate, make, more, says, stop
+from tests.support.visitor import PATIENCE, fill, generate, make, more, says
 
 
 def plan(tab: Page, number: int) -> Locator:
@@ -48,6 +49,22 @@ def test_a_journey_from_one_card_to_another_is_drawn_shown_and_downloaded(tab, t
     dialog.get_by_role("button", name="Draw the journey").click()
     expect(dialog.get_by_role("img")).to_be_visible(timeout=PATIENCE)
     says(tab, re.compile(r"Done in [\d.]+ s\s*$"))  # a seed gives no journey again
+    expect(dialog.get_by_role("button", name="Download WEBP")).to_be_visible(timeout=PATIENCE)
+    strip = dialog.get_by_role("slider", name="Picture of the journey")
+    slots = dialog.locator(".strip span")
+    expect(slots).to_have_count(8)
+    shown_in = "all => all.map(each => each.style.backgroundImage.slice(5, -2))"
+    frames = slots.evaluate_all(shown_in)
+    assert all(frames) and len(set(frames)) == 8
+    image, moving = dialog.get_by_role("img"), dialog.get_by_role("img").get_attribute("src")
+    bar = strip.bounding_box()
+    tab.mouse.move(bar["x"] + bar["width"] * 0.3, bar["y"] + 5)
+    expect(image).to_have_attribute("src", frames[2])
+    tab.mouse.move(bar["x"] + bar["width"] * 0.3, bar["y"] - 40)
+    expect(image).to_have_attribute("src", moving)
+    strip.press("ArrowRight")
+    expect(image).to_have_attribute("src", frames[3])
+    assert Axe().run(tab)["violations"] == []
     assert (
         dialog.get_by_role("img").evaluate("image => image.decode().then(() => image.naturalWidth)")
         == 32
@@ -81,11 +98,16 @@ def test_a_journey_tells_how_far_it_is_and_is_stopped_like_a_run(tab, slow_engin
     dialog = plan(tab, 1)
     dialog.get_by_label("Pictures").select_option("32")
     dialog.get_by_role("button", name="Draw the journey").click()
-    expect(dialog).to_be_hidden()
-    says(tab, re.compile(r"Step \d+ of 20"))
+    expect(dialog.locator(".status")).to_contain_text(
+        re.compile(r"Step \d+ of 20"), timeout=PATIENCE
+    )
+    expect(dialog.locator(".strip span")).to_have_count(32)
     expect(generate(tab)).to_be_disabled()
-    stop(tab).click()
-    says(tab, "Stopped")
+    expect(dialog.get_by_role("button", name="Draw the journey")).to_be_hidden()
+    dialog.get_by_role("button", name="Stop").click()
+    expect(dialog.locator(".status")).to_have_text("Stopped", timeout=PATIENCE)
+    expect(dialog.get_by_role("button", name="Draw the journey")).to_be_focused()
+    tab.keyboard.press("Escape")
     expect(generate(tab)).to_be_enabled()
     expect(dialog).to_be_hidden()
 

@@ -15,7 +15,7 @@ from tests.support.visitor import LONG, PATIENCE, PROMPTS, figures, more, says, 
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 
 NAMES = {  # which are the same in all languages
-    *"sd_tpu API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL TPU ZIP".split(),
+    *"sd_tpu API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL Shift TPU ZIP".split(),
     *(word for sampler in SAMPLERS.values() for word in re.findall("[A-Za-z]+", sampler.label)),
 }
 
@@ -145,7 +145,7 @@ def test_a_page_is_in_the_first_language_that_it_speaks_or_that_is_chosen(
 
 def shows(tab, language) -> None:
     """Waits for a page in this language."""
-    expect(tab.locator("#generate")).to_have_text(language.say("Draw eight"))
+    expect(tab.locator("#generate span")).to_have_text(language.say("Draw eight"))
     expect(tab.locator(".tagline")).to_have_text(language.say("Eight prompts, eight pictures"))
     expect(tab.locator("html")).to_have_attribute("lang", language.tag)
     expect(tab.locator("html")).to_have_attribute("dir", language.direction)
@@ -187,7 +187,7 @@ def test_the_full_screen_view_is_leafed_through_from_right_to_left(chromium, kee
         tab.keyboard.press("ArrowRight")
         expect(picture).to_have_attribute("alt", "first")
         forth, back = (
-            tab.get_by_label(LANGUAGES["ar"].say(text)).bounding_box()
+            tab.locator("#viewer").get_by_label(LANGUAGES["ar"].say(text)).bounding_box()
             for text in ("Next picture", "Previous picture")
         )
         assert forth["x"] < back["x"]

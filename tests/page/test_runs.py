@@ -469,7 +469,7 @@ class NoRoom:
 ASKED = make_request(prompts=("a", "b"), steps=20, seed=3)
 
 
-def run_of(job, files=None, history=None, request=ASKED, **whose):
+def run_of(job, files=None, history=None, request=ASKED, live=False, **whose):
     """A run of which this is the job."""
 
     def submit(drawn, **_):
@@ -477,7 +477,16 @@ def run_of(job, files=None, history=None, request=ASKED, **whose):
         return job
 
     engine = SimpleNamespace(submit=submit)
-    return Run(Backend(engine, files or NoRoom(), Inputs(), history), request, **whose)
+    backend = Backend(engine, files or NoRoom(), Inputs(), history)
+    return Run(backend, request, **whose).begin(live=live)
+
+
+def test_runs_wait_without_a_thread_each():
+    before = {*threading.enumerate()}
+    runs = [run_of(FakeJob(), browser="me") for _ in range(20)]
+    begun = {*threading.enumerate()} - before
+    assert all(each.name.startswith("runs") for each in begun), begun
+    assert len(runs) > len(begun)
 
 
 def test_a_run_that_nobody_ever_follows_is_given_up(monkeypatch):

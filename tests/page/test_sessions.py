@@ -13,13 +13,14 @@ import httpx
 import numpy as np
 import pytest
 
+from sd_tpu import gradio_compat
 from sd_tpu.gallery import run as run_module
 from sd_tpu.gallery import runs as runs_module
 from sd_tpu.gallery.files import Files
 from sd_tpu.gallery.run import Backend, Run
 from sd_tpu.gallery.runs import Runs
 from sd_tpu.gallery.uploads import Inputs
-from sd_tpu.page import build, close, launch, sessions
+from sd_tpu.page import build, close, launch
 from sd_tpu.request import Request
 from tests.support.asking import following, make_request
 from tests.support.visitor import LONG
@@ -167,7 +168,7 @@ def test_what_nobody_listens_to_is_not_drawn(page, http, slow_engine, monkeypatc
     while len(slow_engine.jobs()) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    monkeypatch.setattr(sessions, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(gradio_compat, "SILENT_SECONDS", 0.5)
     while slow_engine.jobs():
         assert time.monotonic() < deadline
         time.sleep(0.1)

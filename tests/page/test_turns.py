@@ -94,7 +94,7 @@ def test_a_call_that_is_given_up_or_fails_gives_its_turn_back(failing):
 @pytest.fixture
 def upload(tmp_path, monkeypatch):
     """Hands in so many bytes from an address; the answer's status."""
-    monkeypatch.setattr(files, "get_upload_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(files, "upload_folder", lambda: tmp_path)
     monkeypatch.setattr(files, "UPLOAD_BYTES", 1000)
     monkeypatch.setattr(files, "LEAST", 1)
     monkeypatch.setattr(files, "ALL_UPLOADS", 1500)

@@ -4,6 +4,7 @@
 
 import { $, $$, boxes, cards, isRightToLeft, listen } from "./dom.js";
 import { fold, panelButton, unfold } from "./panels.js";
+import { isSelected, pick } from "./selection.js";
 
 /** @typedef {import("./types").Part} Part */
 
@@ -17,8 +18,18 @@ const BUTTONS = {
     KeyD: ".actions > a[download]",
     KeyM: ".actions > [popovertarget]",
     KeyO: ".below [data-do=fold]",
-    KeyB: ".below [data-do=bookmark]",
+    KeyB: ".menu [data-do=boards]",
+    KeyP: ".below [data-do=bookmark]",
     KeyX: ".own-summary button",
+};
+
+/** What a key presses, or comes to, where that card is selected. */
+const ON_SELECTED = {
+    KeyR: "#selection [data-do=redraw_selected]",
+    KeyC: "#selection [name=words]",
+    KeyV: "#selection [data-do=around]",
+    KeyK: "#selection [data-do=keep_selected]",
+    KeyD: "#selection [data-do=zip_selected]",
 };
 
 /** What had the focus before the list of keys. @type {Part | null} */
@@ -65,21 +76,32 @@ function toggleKeys() {
  * Does what a key means on a picture; returns whether it means anything.
  * @param {KeyboardEvent} event
  * @param {Part} card
+ * @param {Part} target
  */
-function press({ key, code }, card) {
+function press({ key, code, shiftKey }, card, target) {
     const all = cards();
     const index = all.indexOf(card);
     const selector = BUTTONS[/** @type {keyof typeof BUTTONS} */ (code)];
-    if (selector) {
+    const onAll = isSelected(index) && ON_SELECTED[/** @type {keyof typeof ON_SELECTED} */ (code)];
+    if (onAll) {
+        const part = $(onAll);
+        if (part.name) part.focus();
+        else part.click();
+    } else if (selector) {
         $(selector, card)?.click();
         const items = $$(".menu:popover-open > :is(button, a)");
         items.find((item) => item.checkVisibility())?.focus();
     } else if (key === "?") toggleKeys();
     else if (key === "Escape" && $("#stop").disabled) boxes()[index].focus();
-    else if (/^[1-8]$/.test(key)) pictureOf(all[Number(key) - 1]).focus();
+    else if (key === " ") {
+        if (!target.matches(".view")) return false; // but a button, which it presses
+        pick(index, shiftKey ? "range" : "toggle");
+    } else if (/^[1-8]$/.test(key)) pictureOf(all[Number(key) - 1]).focus();
     else if (key.startsWith("Arrow")) {
         const to = neighbour(index, key, columns(), all.length, isRightToLeft());
         pictureOf(all[to]).focus();
+        if (shiftKey && !isSelected(index)) pick(index, "alone");
+        if (shiftKey) pick(to, "range");
     } else return false;
     return true;
 }
@@ -94,11 +116,15 @@ listen(
         if (!card || key.ctrlKey || key.metaKey || key.altKey || key.isComposing) return;
         if ($("dialog[open], .menu:popover-open")) return;
         // Escape closes what is open first.
-        if (key.key === "Escape" && $("#suggestions:not([hidden]), .panel[data-open]")) return;
+        if (
+            key.key === "Escape" &&
+            $("#ghost:not([hidden]), #suggestions:not([hidden]), .panel[data-open]")
+        )
+            return;
         if (target.matches("textarea")) {
             if (key.key !== "Escape") return;
             pictureOf(card).focus();
-        } else if (!press(key, card)) return;
+        } else if (!press(key, card, target)) return;
         key.preventDefault();
         key.stopPropagation();
     },

@@ -1,26 +1,38 @@
-// The line "Say the change" over a picture, whose words draw that anew.
+// The line "Say the change" over a picture, or in the dock for selected ones: words draw them anew.
 
 import { register } from "./actions.js";
 import { $, cards, listen } from "./dom.js";
-import { drawChanged } from "./run.js";
+import { drawChanged } from "./remake.js";
 import { state } from "./state.js";
 
 /** @typedef {import("./types").Part} Part */
 
 const line = () => $("#change");
-const words = () => $("#change [name=words]");
-const strength = () => $("#change [type=range]");
+/** @param {Part} form */
+const words = (form) => $("[name=words]", form);
 
 /** The card that the line lies on. */
 const card = () => /** @type {Part} */ (line().closest(".card"));
 
-/** Puts the line over a picture; what was written there before is chosen. @param {Part} figure */
-function open(figure) {
-    /** @type {Part} */ (figure.closest(".card")).append(line());
-    /** @type {Part} */ (strength().parentElement).hidden = figure.dataset.edits !== undefined;
+/** Whether all of these cards' pictures are of models that edit. @param {number[]} places */
+const edits = (places) => places.every((place) => $("figure[data-edits]", cards()[place]));
+
+/**
+ * Shows how much changes only where that can be said.
+ * @param {Part} form
+ * @param {number[]} places
+ */
+export function showStrength(form, places) {
+    /** @type {Part} */ ($("[type=range]", form).parentElement).hidden = edits(places);
+}
+
+/** Puts the line over a picture; what was written there before is chosen. @param {number} place */
+function open(place) {
+    cards()[place].append(line());
+    showStrength(line(), [place]);
     line().hidden = false;
-    words().focus();
-    words().select();
+    words(line()).focus();
+    words(line()).select();
 }
 
 /** Takes the line away, not what is written there; its picture has the focus then. */
@@ -39,18 +51,27 @@ export function meaning({ key, ctrlKey, metaKey, isComposing }) {
     return key === "Enter" && (ctrlKey || metaKey) ? "draw" : "";
 }
 
-/** Draws what the line says; it stays where that is refused. */
-async function draw() {
-    const place = cards().indexOf(card());
-    const said = words().value;
-    const asked = { place, words: said, strength: Number(strength().value) };
-    close();
+/**
+ * Draws pictures as a form says, which is emptied once that has begun; returns whether it has.
+ * @param {Part} form
+ * @param {number[]} places
+ */
+export async function drawSaid(form, places) {
+    const said = words(form).value;
+    const asked = { places, words: said, strength: Number($("[type=range]", form).value) };
     // A change before this one has filled in its values then.
     const drawn = state.changing.then(() => drawChanged(asked));
     state.changing = drawn.catch(() => {});
-    if (await drawn) {
-        if (words().value === said) words().value = "";
-    } else if (line().hidden) open($("figure", cards()[place]));
+    const began = await drawn;
+    if (began && words(form).value === said) words(form).value = "";
+    return began;
+}
+
+/** Draws what the line says; it stays where that is refused. */
+async function draw() {
+    const place = cards().indexOf(card());
+    close();
+    if (!(await drawSaid(line(), [place])) && line().hidden) open(place);
 }
 
 listen("submit", (target, event) => {
@@ -73,6 +94,6 @@ listen(
 );
 
 register({
-    change: (_, button) => open(/** @type {Part} */ (button.closest("figure"))),
+    change: ({ place }) => open(Number(place)),
     leave_change: close,
 });

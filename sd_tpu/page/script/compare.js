@@ -4,7 +4,7 @@ import { register } from "./actions.js";
 import { $, $$ } from "./dom.js";
 import { fixedSeed } from "./form.js";
 import { fold } from "./panels.js";
-import { compare } from "./run.js";
+import { compare } from "./remake.js";
 import { BOXES, SEEDS } from "./state.js";
 
 /**

@@ -2,6 +2,7 @@
 
 import { $, $$, boxes, listen, make } from "./dom.js";
 import { news } from "./line.js";
+import { continuation, showGhost } from "./ghost.js";
 import { ask } from "./server.js";
 import { state } from "./state.js";
 import { bookmarks, earlierPrompts } from "./storage.js";
@@ -21,7 +22,8 @@ async function learnWords(box) {
     if (Date.now() - completion.since < FRESH) return;
     completion.since = Date.now();
     const { value } = box;
-    completion.words = (await ask("known")).known ?? [];
+    const { known = [], endings = [] } = await ask("known");
+    Object.assign(completion, { words: known, endings });
     if (document.activeElement === box && box.value !== value) suggest(box); // somebody types
 }
 
@@ -30,41 +32,47 @@ export function forgetWords() {
     completion.since = -Infinity;
 }
 
-/** @param {Part} box */
-export function suggest(box) {
-    offer(
-        box,
-        suggestions(box.value, Number(box.selectionStart), {
-            words: completion.words,
-            bookmarks: bookmarks(),
-            earlier: earlierPrompts(),
-        }),
-    );
+/**
+ * Offers what completes a prompt: in a list, and to somebody who writes on in grey as well.
+ * @param {Part} box
+ */
+export function suggest(box, writes = false) {
+    const at = Number(box.selectionStart);
+    const known = { ...completion, bookmarks: bookmarks(), earlier: earlierPrompts() };
+    const keys = !matchMedia("(hover: none)").matches; // fingers take it from the list
+    const ghost = writes && keys ? continuation(box.value, at, known) : "";
+    offer(box, suggestions(box.value, at, known), ghost);
 }
 
-/** Closes the list, if it is open. */
+const isOpen = () => completion.offered.length > 0 || completion.ghost !== "";
+
+/** Closes the list, if it is open, and takes the grey text away. */
 export function closeSuggestions() {
-    if (completion.box && completion.offered.length) offer(completion.box, []);
+    if (completion.box && isOpen()) offer(completion.box, []);
 }
 
 /** Whether suggestions for what is written where the cursor is now are open. */
 export function isOffered() {
     if (completion.box && cursor(completion.box) !== completion.cursor) closeSuggestions();
-    return completion.offered.length > 0;
+    return isOpen();
 }
 
 /**
  * @param {Part} box
  * @param {Suggestion[]} found
+ * @param {string} ghost
  */
-function offer(box, found) {
+function offer(box, found, ghost = "") {
     const list = $("#suggestions");
     const opens = found.length && !completion.offered.length;
-    Object.assign(completion, { offered: found, chosen: -1, cursor: cursor(box) });
+    const told = showGhost(box, ghost);
+    Object.assign(completion, { offered: found, ghost, chosen: -1, cursor: cursor(box) });
     list.hidden = !found.length;
     for (const each of boxes()) {
         for (const name of ["controls", "activedescendant"]) each.removeAttribute(`aria-${name}`);
     }
+    const listed = opens ? String(list.dataset.told).replace("%", String(found.length)) : "";
+    if (told || listed) news([told, listed].filter(Boolean).join(". ")); // in one breath
     if (!found.length) return;
     list.replaceChildren(
         ...found.map(([, text], number) =>
@@ -91,14 +99,13 @@ function offer(box, found) {
             ? { top: `${bottom - from.top}px`, bottom: "auto" }
             : { top: "auto", bottom: `${from.bottom - top}px` },
     );
-    if (opens) news(String(list.dataset.told).replace("%", String(found.length)));
 }
 
 /**
  * Lets a key choose among what is offered; returns whether it does.
- * @param {string} key
+ * @param {KeyboardEvent} event
  */
-export function complete(key) {
+export function complete({ key, shiftKey }) {
     const by = { ArrowDown: 1, ArrowUp: -1 }[key];
     if (key === "Escape") closeSuggestions();
     else if (by) {
@@ -109,6 +116,8 @@ export function complete(key) {
         completion.box?.setAttribute("aria-activedescendant", `suggestion-${completion.chosen}`);
     } else if (completion.chosen >= 0 && (key === "Enter" || key === "Tab"))
         insert(completion.chosen);
+    else if (key === "Tab" && !shiftKey && completion.ghost)
+        write(completion.ghost, Number(completion.box?.selectionStart));
     else return false;
     return true;
 }
@@ -116,6 +125,14 @@ export function complete(key) {
 /** @param {number} number of a suggestion */
 function insert(number) {
     const [from, text] = completion.offered[number];
+    write(text, from);
+}
+
+/**
+ * @param {string} text
+ * @param {number} from where it begins
+ */
+function write(text, from) {
     const box = /** @type {Part} */ (completion.box);
     closeSuggestions();
     box.setRangeText(text, from, Number(box.selectionStart), "end");

@@ -21,7 +21,7 @@ import { slide } from "./viewer.js";
 listen("input", (target, event) => {
     if (state.filling || !state.arrived) return;
     state.edited = true;
-    if (target.closest("#viewer")) slide(target);
+    if (target.closest(".pair")) slide(target);
     if (target.closest("dialog, #change")) return;
     if (target.type === "file") return pick(target);
     edit(
@@ -60,7 +60,8 @@ function edit(field, inputType) {
     else if (field.id === "language") chooseLanguage(field.value);
     if (index >= 0) drawSoon(index);
     // Not while a text is pasted or still put together.
-    if (index >= 0 && /^(insertText|delete)/.test(inputType)) suggest(field);
+    if (index >= 0 && /^(insertText|delete)/.test(inputType))
+        suggest(field, inputType === "insertText");
     if (field.closest("#settings-panel .handed")) drawAllSoon();
     if (inSettings) offerDependent(field.name);
 }

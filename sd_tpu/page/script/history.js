@@ -41,22 +41,32 @@ function closeForForm() {
 }
 
 /** @param {Partial<OfHistory>} data */
-async function change({ act, id, to }) {
+async function change({ act, id, to, name }) {
+    if (act === "board") showBoard(name ?? "");
     if (act === "more") shown.filter.pages += 1;
     if (act === "only") {
         limit({ favourites: !shown.filter.favourites });
         $("#history-panel [data-act=only]").ariaPressed = String(shown.filter.favourites);
     }
-    const answer = await showHistory(act, { id, to });
+    const answer = await showHistory(act, { id, to, name });
+    if (answer.board !== undefined) showBoard(answer.board);
     if (answer.form) closeForForm();
     if (answer.kind === "wrong" || answer.history === undefined) return;
     for (const star of $$(`#cards [data-do=star][data-id="${id}"]`)) star.ariaPressed = String(to);
     const undo = $("#history-panel .undo");
     if (act === "restore") undo.hidden = true;
-    if (act !== "delete" && act !== "clear") return;
+    if (act !== "delete" && act !== "clear" && act !== "unmake") return;
     undo.hidden = false;
     $("span", undo).textContent = answer.news ?? "";
+    // A board is taken back by being made again, with the pictures that were on it.
+    shown.deleted = act === "unmake" ? { name: String(name), ids: answer.gone ?? [] } : null;
     $("button", undo).focus();
+}
+
+async function restore() {
+    if (!shown.deleted) return change({ act: "restore" });
+    const { boards } = await showHistory("make", shown.deleted);
+    if (boards !== undefined) $("#history-panel .undo").hidden = true; // else it can be tried again
 }
 
 /** Shows only some of it. @param {Partial<typeof shown.filter>} filter */
@@ -64,7 +74,12 @@ function limit(filter) {
     Object.assign(shown.filter, { pages: 1, ...filter });
     // Not all of what would be cleared is seen.
     $("#history-panel [data-act=clear]").hidden =
-        shown.filter.favourites || shown.filter.words !== "";
+        shown.filter.favourites || shown.filter.words !== "" || shown.filter.board !== "";
+}
+
+/** Shows one board, or all pictures where it has no name. @param {string} board */
+export function showBoard(board) {
+    if (board !== shown.filter.board) limit({ board });
 }
 
 /** @param {string} words */
@@ -86,7 +101,10 @@ function showTime(time) {
 }
 
 register({
-    history: (data) => (data.act === "again" ? useAgain(String(data.id)) : change(data)),
+    history(data) {
+        if (data.act === "again") return useAgain(String(data.id));
+        return data.act === "restore" ? restore() : change(data);
+    },
     star: ({ id }, button) =>
         change({ act: "favourite", id, to: String(button.ariaPressed !== "true") }),
 });

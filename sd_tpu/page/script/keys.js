@@ -20,17 +20,17 @@ export function leafsBy(key, rightToLeft) {
 
 listen("keydown", (target, event) => {
     const draws = event.key === "Enter" && (event.ctrlKey || event.metaKey);
-    if ($("#painter[open], #journey[open]") || ($(".menu:popover-open") && !draws)) return;
+    if ($("dialog[open]:not(#viewer)") || ($(".menu:popover-open") && !draws)) return;
     if ($("#viewer")?.open) {
         const by = leafsBy(event.key, isRightToLeft());
-        if (by !== undefined && target.type !== "range") leaf(by);
+        if (by !== undefined && !target.matches("input")) leaf(by);
     } else if (draws) {
         if (state.arrived) generate();
     } else if (
         target === state.completion.box &&
         !event.isComposing &&
         isOffered() &&
-        complete(event.key)
+        complete(event)
     ) {
         event.preventDefault();
     } else if (event.key === "Escape" && !event.isComposing) {

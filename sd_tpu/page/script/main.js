@@ -4,6 +4,9 @@
 
 import { dispatchClicks } from "./actions.js";
 import { check, expectMore, noteFinished, resume } from "./away.js";
+import "./beside.js";
+import "./best.js";
+import "./boards.js";
 import { leaveOneStop } from "./cardkeys.js";
 import { showCards } from "./cards.js";
 import "./change.js";
@@ -22,14 +25,18 @@ import { openLink, showOfAll } from "./links.js";
 import { lookSoon } from "./look.js";
 import { showOverrides, showSliders } from "./overrides.js";
 import "./painter.js";
+import "./lasso.js";
 import { lineChanged } from "./progress.js";
 import "./prompts.js";
 import { begin } from "./run.js";
+import { showSelection } from "./selection.js";
 import { ask, connected, connectTo, request } from "./server.js";
 import { showChosen } from "./settings.js";
 import { state } from "./state.js";
 import { BUSY, local, readStored, session } from "./storage.js";
+import { showTeaching } from "./teach.js";
 import { restoreUndo, showUndo } from "./undo.js";
+import { refreshViewed } from "./viewer.js";
 import "./wake.js";
 
 Object.assign(hooks, {
@@ -42,6 +49,7 @@ Object.assign(hooks, {
         showChosen();
         showInputs();
         showCards();
+        showSelection();
         if (!state.browser) return;
         saveForm();
         showUndo();
@@ -50,6 +58,7 @@ Object.assign(hooks, {
     panelOpened() {
         showOverrides();
         showHistory();
+        showTeaching();
         if ($("#about-panel[data-open]")) showAbout();
     },
     /** @type {typeof hooks.showRun} */
@@ -97,7 +106,9 @@ function newName() {
 function cardsChanged() {
     noteFinished();
     showCards();
+    showSelection();
     leaveOneStop();
+    refreshViewed();
 }
 
 /** Gradio changes the elements of the line and of the cards, or makes them anew. */

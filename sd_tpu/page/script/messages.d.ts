@@ -1,9 +1,13 @@
-// Made of sd_tpu/page/schema.py by `make script`: fbd7c7d8ef7a5bbf
+// Made of sd_tpu/page/schema.py by `make script`: 17bcf70bcf8b963a
 
 export type Asked =
     | Plain
     | OfCard
     | Change
+    | Around
+    | Extend
+    | Beside
+    | Zip
     | OfPicture
     | Take
     | Read
@@ -16,7 +20,8 @@ export type Asked =
     | Look
     | ChooseModel
     | Link
-    | OfHistory;
+    | OfHistory
+    | Teach;
 
 /**
  * An action that needs nothing else.
@@ -26,7 +31,7 @@ export interface Plain {
     browser: string | null;
     run: string | null;
     form: Form;
-    do: "generate" | "stop" | "known" | "zip" | "grid" | "about";
+    do: "generate" | "stop" | "known" | "grid" | "about" | "way";
 }
 /**
  * Texts that are filled in; `own` are those of each box, by name, and `keep` the kept cards.
@@ -63,7 +68,7 @@ export interface OfCard {
     place: number;
 }
 /**
- * Draw a card's picture anew, changed as words say.
+ * Draw the pictures of cards anew, changed as words say.
  */
 export interface Change {
     lang: string;
@@ -71,9 +76,68 @@ export interface Change {
     run: string | null;
     form: Form;
     do: "change";
-    place: number;
+    /**
+     * @minItems 1
+     * @maxItems 8
+     */
+    places: number[];
     words: string;
     strength: number;
+}
+/**
+ * Draw new pictures from those of cards, with other seeds.
+ */
+export interface Around {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "around";
+    /**
+     * @minItems 1
+     * @maxItems 8
+     */
+    places: number[];
+    strength: number;
+}
+/**
+ * Draw what lies beside a card's picture: pixels to the left, above, to the right, below.
+ */
+export interface Extend {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "extend";
+    place: number;
+    /**
+     * @minItems 4
+     * @maxItems 4
+     */
+    sides: number[];
+}
+/**
+ * Say what sets the pictures of two cards apart.
+ */
+export interface Beside {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "beside";
+    place: number;
+    to: number;
+}
+/**
+ * Pack the pictures of cards, or of all.
+ */
+export interface Zip {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "zip";
+    places?: number[] | null;
 }
 /**
  * An action on the picture of a card or, by its name, of the history.
@@ -235,10 +299,58 @@ export interface OfHistory {
         | "favourite"
         | "delete"
         | "clear"
-        | "restore";
+        | "restore"
+        | "board"
+        | "boards"
+        | "make"
+        | "rename"
+        | "unmake"
+        | "put"
+        | "take_off";
     pages?: number;
     favourites?: boolean;
     words?: string;
+    board?: string;
+    name?: string;
+    /**
+     * @maxItems 100000
+     */
+    ids?: string[];
     id?: string | null;
     to?: string | null;
+}
+/**
+ * Something about teaching a LoRA, or about a run of it.
+ */
+export interface Teach {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "teach";
+    act: "show" | "add" | "check" | "start" | "stop" | "resume" | "keep" | "discard";
+    file?: string;
+    name?: string;
+    kind?: "thing" | "person" | "style";
+    steps?: string;
+    rank?: string;
+    side?: string;
+    /**
+     * @maxItems 40
+     */
+    pictures?: Example[];
+    count?: number | null;
+    id?: string;
+    step?: number;
+    seen?: {
+        [k: string]: string;
+    };
+}
+/**
+ * A picture to teach by, which has been uploaded, and its caption.
+ */
+export interface Example {
+    file: string;
+    name: string;
+    text: string;
 }

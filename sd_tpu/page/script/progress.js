@@ -3,13 +3,14 @@
 import { $, listen, title } from "./dom.js";
 import { showHistory } from "./history.js";
 import { hooks } from "./hooks.js";
-import { showJourney } from "./journey.js";
+import { endJourney, followJourney } from "./journey.js";
 import { progress } from "./line.js";
 import { look, lookSoon } from "./look.js";
 import { settle, showGo } from "./run.js";
 import { state } from "./state.js";
 import { BUSY, session, store } from "./storage.js";
 import { showUndo } from "./undo.js";
+import { followViewed } from "./viewer.js";
 
 /** Call when anything in the line has changed. */
 export function lineChanged() {
@@ -40,13 +41,14 @@ function showTitle() {
 function serverLineChanged({ classList, dataset }, busy) {
     state.line.running = ["busy", "single"].filter((each) => classList.contains(each));
     hooks.heard();
+    followJourney();
+    if (busy || state.line.busy) followViewed();
     if (dataset.run === state.run.name) state.run.version = Number(dataset.version);
     settle();
     if (!busy) showUndo();
     if (state.line.busy && !busy) {
         showHistory();
-        if (state.journey && classList.contains("over")) openJourney();
-        state.journey = false;
+        endJourney(state.journey && classList.contains("over"));
         state.line.unseen = document.hidden;
         lookSoon(); // other pictures are there now
     }
@@ -63,7 +65,3 @@ listen("visibilitychange", () => {
     state.line.unseen = false;
     showTitle();
 });
-
-async function openJourney() {
-    if (await showJourney()) $("#journey").showModal();
-}

@@ -64,7 +64,7 @@ function showRefused() {
  * @param {Asked} asked
  * @param {(index: number) => boolean} takes
  */
-async function drawIn(asked, takes) {
+export async function drawIn(asked, takes) {
     if (asked.do !== "generate") remember(asked.form, asked.do === "larger");
     announce(asked);
     closeSuggestions();
@@ -85,9 +85,9 @@ async function drawIn(asked, takes) {
 }
 
 /** @param {number} index */
-const isFree = (index) => !isKept(index);
+export const isFree = (index) => !isKept(index);
 /** Whether a box has a prompt, or a picture to draw something like. @param {number} index */
-const isFilled = (index) =>
+export const isFilled = (index) =>
     boxes()[index].value.trim() !== "" || $(".such", $$("#cards > .card")[index]) !== null;
 
 export function generate() {
@@ -102,19 +102,6 @@ export function drawAgain() {
     drawIn(asked, (index) => isFree(index) && isFilled(index));
     $("#go button:enabled")?.focus();
 }
-
-/** Draws a comparison, which takes all cards. @param {import("./types").Fields<"compare">} more */
-export const compare = (more) => drawIn(request("compare", more), () => true);
-
-/** Draws a picture again at twice its size. @param {number} index */
-export const drawLarger = (index) =>
-    drawIn(request("larger", { place: index }), (each) => each === index);
-
-/**
- * Draws a picture again, changed as words say; returns whether that has begun.
- * @param {import("./types").Fields<"change">} more
- */
-export const drawChanged = (more) => drawIn(request("change", more), (each) => each === more.place);
 
 /**
  * Says that a run is asked for, which can be stopped from now on.
@@ -179,9 +166,6 @@ export const again = (index) => ask("again", { place: index }).then(() => $("#ge
 register({
     generate,
     stop,
-    redraw: ({ place }) => begin(request("redraw", { place: Number(place) })),
-    vary: ({ place }) => drawIn(request("vary", { place: Number(place) }), isFree),
-    larger: ({ place }) => drawLarger(Number(place)),
     again: ({ place }) => again(Number(place)),
     zip: () => ask("zip"),
     grid: () => ask("grid"),

@@ -18,6 +18,7 @@ export const state = {
 
     overrides: Array.from({ length: BOXES }, () => ({})),
     keep: Array(BOXES).fill(false), // the cards that Draw leaves alone
+    selection: { places: [], anchor: 0 }, // selected cards, in order; where a range begins
     panelIndex: 0, // the box whose overrides the panel shows
     lastForm: null, // the form before the latest change
     filling: false, // whether the page, and not a person, fills something in
@@ -33,7 +34,7 @@ export const state = {
     // Classes that say how a run goes on; whether the line was busy when it changed last, and whether
     // a run has ended that nobody has seen since.
     line: { running: [], busy: false, unseen: false },
-    journey: false, // whether the journey that is drawn is to be shown at its end
+    journey: false, // whether a journey is drawn, which is shown as it comes and at its end
     pauses: [], // timers of Live, by box
 
     look: {
@@ -48,13 +49,27 @@ export const state = {
     incoming: {}, // the last upload for each box and setting
     completion: {
         words: [], // that prompts can use here
+        endings: [], // what styles put behind prompts
         since: -Infinity, // when they were asked for
         box: null, // the prompt box that had the focus last
         offered: [],
+        ghost: "", // what Tab would write behind the cursor
         chosen: -1,
         cursor: "", // where it was, and in which text, when these were offered
     },
-    history: { filter: { pages: 1, favourites: false, words: "" }, number: 0, timer: undefined },
+    history: {
+        filter: { pages: 1, favourites: false, words: "", board: "" },
+        deleted: null, // the board that was deleted last, with its pictures
+        number: 0,
+        timer: undefined,
+    },
+    teach: {
+        pictures: [], // with their captions, as they are handed in
+        timer: undefined,
+        number: 0, // only the latest answer counts
+        watching: undefined,
+        seen: {}, // what is shown of each run's kept states
+    },
     viewed: null, // the picture in the full-screen view
     painter: { strokes: [], inverted: false }, // the mask that is painted
     pasted: null, // a list that was pasted into a box

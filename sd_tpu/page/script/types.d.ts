@@ -14,6 +14,7 @@ export type Part = HTMLElement &
         | "checked"
         | "disabled"
         | "placeholder"
+        | "max"
         | "name"
         | "type"
         | "files"
@@ -82,10 +83,31 @@ export interface Answer {
     models?: string[];
     input?: string; // the name of a picture that was handed in
     view?: string; // the address of a picture
+    way?: string[]; // those of a journey, none where there is none yet
     before?: string;
+    unit?: number; // pixels by which a picture can be extended
+    apart?: string; // HTML of what sets two pictures apart
     history?: string;
+    boards?: string; // HTML of them, for a picture
+    board?: string; // that is shown in the history
+    gone?: string[]; // the pictures of a board that is deleted
     known?: string[];
+    endings?: string[]; // what styles put behind prompts
     about?: string;
+    words?: string; // what the name of a picture says
+    captions?: string[]; // as they will be taught
+    note?: string; // what is wrong with a training, or how long it takes
+    ready?: boolean; // whether it can be started
+    runs?: TrainingRun[];
+}
+
+/** A training, in HTML; what was drawn with it comes along where the browser has not seen it. */
+export interface TrainingRun {
+    id: string;
+    status: string;
+    actions: string;
+    samples?: string;
+    key: string;
 }
 
 /** What was filled in once, and the run whose pictures were there. */
@@ -116,6 +138,7 @@ export interface State {
     browser: string | null;
     overrides: Overrides[];
     keep: boolean[];
+    selection: { places: number[]; anchor: number };
     panelIndex: number;
     filling: boolean;
     edited: boolean;
@@ -137,14 +160,24 @@ export interface State {
         words: string[];
         since: number;
         box: Part | null;
+        endings: string[];
         offered: Suggestion[];
+        ghost: string; // what would go on from there, in grey
         chosen: number;
         cursor: string;
     };
     history: {
-        filter: { pages: number; favourites: boolean; words: string };
+        deleted: { name: string; ids: string[] } | null;
+        filter: { pages: number; favourites: boolean; words: string; board: string };
         number: number;
         timer?: number;
+    };
+    teach: {
+        pictures: { file: string; name: string; text: string; url: string }[];
+        timer?: number;
+        number: number;
+        watching?: number;
+        seen: Record<string, string>;
     };
     viewed: Viewed | null;
     painter: { strokes: Stroke[]; inverted: boolean; index?: number; input?: string };

@@ -1,0 +1,47 @@
+// Pictures that are made of those that are there: compared, larger, changed, varied, drawn again.
+
+import { register } from "./actions.js";
+import { boxes } from "./dom.js";
+import { begin, drawIn, isFilled, isFree } from "./run.js";
+import { request } from "./server.js";
+
+/** Draws a comparison, which takes all cards. @param {import("./types").Fields<"compare">} more */
+export const compare = (more) => drawIn(request("compare", more), () => true);
+
+/** Draws a picture again at twice its size. @param {number} index */
+export const drawLarger = (index) =>
+    drawIn(request("larger", { place: index }), (each) => each === index);
+
+/**
+ * Draws pictures again, changed as words say; returns whether that has begun.
+ * @param {import("./types").Fields<"change">} more
+ */
+export const drawChanged = (more) =>
+    drawIn(request("change", more), (each) => more.places.includes(each));
+
+/**
+ * Draws new pictures from those of cards: in cards without a prompt, or else in their own.
+ * @param {import("./types").Fields<"around">} more
+ */
+export function drawAround(more) {
+    const there = (/** @type {number} */ index) => more.places.includes(index);
+    const empty = (/** @type {number} */ index) =>
+        isFree(index) && !isFilled(index) && !there(index);
+    return drawIn(
+        request("around", more),
+        boxes().some((_, index) => empty(index)) ? empty : there,
+    );
+}
+
+/** Draws what lies beside a picture. @param {import("./types").Fields<"extend">} more */
+export const drawExtended = (more) =>
+    drawIn(request("extend", more), (each) => each === more.place);
+
+/** Draws what a card asks for, with a new seed. @param {number} place */
+export const redraw = (place) => begin(request("redraw", { place }));
+
+register({
+    redraw: ({ place }) => redraw(Number(place)),
+    vary: ({ place }) => drawIn(request("vary", { place: Number(place) }), isFree),
+    larger: ({ place }) => drawLarger(Number(place)),
+});

@@ -1,0 +1,152 @@
+// Selected cards, by their numbers or by keys: the dock speaks of them, and acts on them all.
+
+import { register } from "./actions.js";
+import { isKept } from "./cards.js";
+import { drawSaid, showStrength } from "./change.js";
+import { $, $$, boxes, cards, listen } from "./dom.js";
+import { hooks } from "./hooks.js";
+import { news } from "./line.js";
+import { drawAround, redraw } from "./remake.js";
+import { ask } from "./server.js";
+import { state } from "./state.js";
+
+/** @typedef {import("./types").Part} Part */
+/** @typedef {"alone" | "toggle" | "range"} How */
+
+const form = () => $("#selection");
+const selected = () => state.selection.places;
+
+/** @param {number} index */
+export const isSelected = (index) => selected().includes(index);
+
+/** The selected cards that have a finished picture. */
+export const pictured = () => selected().filter((index) => state.away.finished[index]);
+
+/** Whether a card has something that can be selected with all others. @param {number} index */
+const isSomething = (index) => state.away.finished[index] || boxes()[index].value.trim();
+
+/**
+ * The selection once a card is picked: it alone, which ends one of it alone; it in or out; or all
+ * from the last one on to it.
+ * @param {number[]} places
+ * @param {number} anchor where a range begins
+ * @param {number} index
+ * @param {How} how
+ */
+export function picked(places, anchor, index, how) {
+    if (how === "range") {
+        const [from, to] = [Math.min(anchor, index), Math.max(anchor, index)];
+        return Array.from({ length: to - from + 1 }, (_, at) => from + at);
+    }
+    const others = places.filter((each) => each !== index);
+    if (how === "alone") return places.length === 1 && !others.length ? [] : [index];
+    return others.length < places.length ? others : [...places, index];
+}
+
+/** @param {number[]} places */
+export function select(places) {
+    const before = String(selected());
+    state.selection.places = [...places].sort((one, other) => one - other);
+    showSelection();
+    if (String(selected()) === before) return;
+    const { told, none } = form().dataset;
+    news(places.length ? String(told).replace("%", numbers()) : String(none));
+}
+
+const numbers = () =>
+    selected()
+        .map((index) => index + 1)
+        .join(", ");
+
+/**
+ * @param {number} index
+ * @param {How} how
+ */
+export function pick(index, how) {
+    const { places, anchor } = state.selection;
+    const from = places.length ? anchor : index;
+    state.selection.anchor = how === "range" ? from : index;
+    select(picked(places, from, index, how));
+}
+
+export function showSelection() {
+    for (const [index, card] of cards().entries()) {
+        card.classList.toggle("selected", isSelected(index));
+        $(".below .number", card).ariaPressed = String(isSelected(index));
+    }
+    const there = pictured();
+    form().hidden = !selected().length;
+    $(".chosen bdi", form()).textContent = numbers();
+    showStrength(form(), there);
+    const change = $(".primary", form());
+    change.textContent = String(change.dataset.count).replace("%", String(there.length));
+    for (const button of $$(".primary, .verbs *, .signs *", form())) {
+        button.disabled = there.length < Number(button.dataset.least ?? 1);
+    }
+    const keep = $("[data-do=keep_selected]", form());
+    keep.ariaPressed = String(there.length > 0 && there.every(isKept));
+}
+
+/** Ends the selection; the card that was picked last has the focus if the dock had it. */
+function deselect() {
+    const card = cards()[state.selection.anchor];
+    if (form().contains(document.activeElement)) {
+        ($(".view", card) ?? $(".prompt textarea", card)).focus();
+    }
+    select([]);
+}
+
+listen("click", (target, event) => {
+    const number = /** @type {Part | null} */ (target.closest(".below .number"));
+    if (!number) return;
+    const { shiftKey, ctrlKey, metaKey, pointerType } = /** @type {PointerEvent} */ (event);
+    // A finger has no keys beside it, and a screen reader presses a switch.
+    const adds = ctrlKey || metaKey || pointerType !== "mouse";
+    pick(Number(number.dataset.place), shiftKey ? "range" : adds ? "toggle" : "alone");
+});
+
+listen("submit", (target, event) => {
+    if (target !== form()) return;
+    event.preventDefault();
+    const words = $("[name=words]", form());
+    // Stop takes the button's place; a finger's keyboard would take half of the window.
+    if (!matchMedia("(hover: none)").matches) words.focus();
+    drawSaid(form(), pictured()).then((began) => {
+        if (!began && !form().hidden) words.focus();
+    });
+});
+
+const OPEN = "dialog[open], .menu:popover-open, .panel[data-open], #suggestions:not([hidden])";
+
+listen(
+    "keydown",
+    (target, event) => {
+        const { key, ctrlKey, metaKey, isComposing } = /** @type {KeyboardEvent} */ (event);
+        const writes = target.closest("input:not([type=range]), textarea, select") !== null;
+        if (isComposing || $(OPEN) || target.closest("#change, textarea")) return;
+        if (key.toLowerCase() === "a" && (ctrlKey || metaKey) && !writes) {
+            select([...cards().keys()].filter(isSomething));
+        } else if (key === "Escape" && selected().length) deselect();
+        else if (key === "Enter" && (ctrlKey || metaKey) && form().contains(target)) {
+            /** @type {any} */ (form()).requestSubmit();
+        } else return;
+        event.preventDefault();
+        event.stopImmediatePropagation(); // a card has other plans for Escape
+    },
+    true,
+);
+
+register({
+    deselect,
+    around: ({ strength, place }) =>
+        drawAround({ places: place ? [Number(place)] : pictured(), strength: Number(strength) }),
+    redraw_selected() {
+        for (const index of selected()) if (isSomething(index)) redraw(index);
+    },
+    keep_selected() {
+        const keep = !pictured().every(isKept);
+        for (const index of pictured()) state.keep[index] = keep;
+        hooks.changed();
+    },
+    zip_selected: () => ask("zip", { places: pictured() }),
+});
