@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app check test test-all script docs train
+.PHONY: app check test test-all script docs train accelerators
 
 app: $(VENV)/.run
 	@trap : INT; $(BIN)/python app.py $(ARGS) || [ $$? = 130 ]  # Ctrl+C is no error
@@ -46,6 +46,10 @@ script: $(TOOLS)
 # The documentation as a site, in site/; a dead link fails.
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --strict --clean
+
+# All that is to be measured on a GPU or a TPU, within an hour (docs/performance/how-we-measure.md).
+accelerators: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.accelerators $(ARGS)
 
 # The bundled model from nothing: minutes on a GPU, days on a CPU (training/README.md), which huge
 # pages make fewer.

@@ -102,7 +102,7 @@ class OneSlot:
         )
         entering = {0: slot_inputs}
         for encoder in self._encoders:
-            entering = encoder.encode(self._params, entering, programs.device)
+            entering = encoder.encode(self._params, entering, programs.replica)
         self._slots = jax.block_until_ready(programs.encode(self._params, self._slots, entering))
 
     def step(self, count: int = 1) -> None:

@@ -85,6 +85,11 @@ GOALS = (
          lambda row: row["users"] == 16, at_least=True),
     Goal("requests lost", "Clients: ", "lost", 0, named("all")),
     Goal("requests answered with another's pictures", "Clients: ", "crossed", 0, named("all")),
+    Goal("teaching the bundled model, s", "Teaching, time: sd_tpu", "seconds", 600),
+    Goal("a taught word, liker than any untaught, %", "Teaching, the new word: sd_tpu",
+         "liker than any untaught, %", 90, named("after 100%"), at_least=True),
+    Goal("other words after teaching", "Teaching, other words: sd_tpu", "like before", 0.9,
+         named("after 100%"), at_least=True),
     Goal("first visit", "First visit", "figure", "goal", lambda row: not _pictures(row)),
     Goal("first visit", "First visit", "figure", "goal", lambda row: _pictures(row), at_least=True),
 )  # fmt: skip

@@ -194,6 +194,17 @@ _QWEN3_4B = dict(
     rope_theta=1e6,
 )
 
+_TINY_QWEN3 = dict(
+    _QWEN3_4B,
+    vocab_size=300,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=29,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+)
+
 # The configs of the published checkpoints, as far as they shape the computation, by folder, and
 # model_index.json. The tiny ones have the same kinds of blocks and run in moments.
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
@@ -279,6 +290,29 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         vae=_vae_3(
             128, 256, 512, 512, sample_size=1024, scaling_factor=0.3611, shift_factor=0.1159
         ),
+        scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
+    ),
+    "anima": dict(
+        model_index=dict(_class_name="AnimaModularPipeline"),
+        text_encoder=_QWEN3_4B
+        | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28)
+        | dict(num_attention_heads=16),
+        text_conditioner=dict(_class_name="AnimaTextConditioner"),
+        transformer=dict(
+            _class_name="CosmosTransformer3DModel",
+            in_channels=16,
+            out_channels=16,
+            num_attention_heads=16,
+            attention_head_dim=128,
+            num_layers=28,
+            text_embed_dim=1024,
+            adaln_lora_dim=256,
+            max_size=[128, 240, 240],
+            rope_scale=[1.0, 4.0, 4.0],
+            extra_pos_embed_type=None,
+            sample_size=128,
+        ),
+        vae=dict(_class_name="AutoencoderKLQwenImage"),
         scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
     ),
     "klein": dict(
@@ -394,6 +428,59 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         ),
         vae=_vae_3(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32),
     ),
+    "tinyzimage": dict(
+        model_index=dict(_class_name="ZImagePipeline"),
+        text_encoder=_TINY_QWEN3,
+        transformer=dict(
+            _class_name="ZImageTransformer2DModel",
+            in_channels=16,
+            dim=48,
+            n_layers=2,
+            n_refiner_layers=1,
+            n_heads=3,
+            n_kv_heads=3,
+            cap_feat_dim=16,
+            axes_dims=[4, 6, 6],
+            axes_lens=[1536, 64, 64],
+            sample_size=8,
+        ),
+        vae=_vae_3(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32),
+        scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
+    ),
+    "tinyklein": dict(
+        model_index=dict(_class_name="Flux2KleinPipeline", is_distilled=True),
+        text_encoder=_TINY_QWEN3,
+        transformer=dict(
+            _class_name="Flux2Transformer2DModel",
+            in_channels=32,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=3,
+            joint_attention_dim=48,
+            timestep_guidance_channels=32,
+            axes_dims_rope=[4, 4, 4, 4],
+            rope_theta=2000,
+            guidance_embeds=False,
+            sample_size=4,
+        ),
+        vae=dict(
+            _vae(
+                8,
+                16,
+                16,
+                layers_per_block=1,
+                norm_num_groups=8,
+                sample_size=32,
+                latent_channels=8,
+                scaling_factor=1.0,
+            ),
+            _class_name="AutoencoderKLFlux2",
+        ),
+        scheduler=dict(
+            _class_name="FlowMatchEulerDiscreteScheduler", shift=3.0, use_dynamic_shifting=True
+        ),
+    ),
 }
 
 
@@ -413,37 +500,48 @@ def _parent() -> Path:
 
 
 def _write(name: str, folder: Path) -> None:
-    configs = MODELS[name]
-    model, shapes = find_family(configs["model_index"]).build(configs, np.float16)
-    tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
-    card = ModelCard(name=f"{name}, random weights")
-    tokenizers = dict.fromkeys(model.encoders.values(), tokenizer)
-    checkpoint = Checkpoint(model, tokenizers, configs, card)
+    checkpoint, shapes = without_parameters(name, np.float16)
     checkpoint.save_pretrained(folder, random_parameters(shapes))
 
 
-def random_parameters(shapes: Params) -> Params:
-    """Parameters float16 under which activations keep their size from layer to layer.
+def without_parameters(name: str, dtype: Any) -> tuple[Checkpoint, Params]:
+    """Return one of MODELS that CLIP reads the prompts of, and the shapes of its parameters."""
+    configs = MODELS[name]
+    model, shapes = find_family(configs["model_index"]).build(configs, dtype)
+    tokenizer = Tokenizer.from_folder(BUNDLED_MODEL / "tokenizer")
+    card = ModelCard(name=f"{name}, random weights")
+    tokenizers = dict.fromkeys(model.encoders.values(), tokenizer)
+    return Checkpoint(model, tokenizers, configs, card), shapes
 
-    Kernels are normal with a variance of 1 / inputs (LeCun et al. 1998, Efficient BackProp), norms
-    begin as the identity, and biases as 0. Residual sums grow slowly enough for float16.
-    """
+
+def random_parameters(shapes: Params) -> Params:
+    """Parameters float16 under which activations keep their size from layer to layer."""
     draw = np.random.default_rng(0)
 
     def leaf(path, shape: jax.ShapeDtypeStruct) -> np.ndarray:
-        match path[-1].key:
-            case "scale":
-                return np.ones(shape.shape, np.float16)
-            case "bias":
-                return np.zeros(shape.shape, np.float16)
-            case "embedding":
-                deviation = 1.0
-            case _:
-                deviation = 1 / math.sqrt(math.prod(shape.shape[:-1]))
+        mean, deviation = moments(path[-1].key, shape.shape)
+        if not deviation:
+            return np.full(shape.shape, mean, np.float16)
         values = draw.standard_normal(shape.shape, np.float32)
         return np.multiply(values, deviation, out=values).astype(np.float16)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def moments(name: str, shape: Sequence[int]) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a random parameter.
+
+    Kernels are normal with a variance of 1 / inputs (LeCun et al. 1998, Efficient BackProp), norms
+    begin as the identity, and biases as 0. Residual sums grow slowly enough for float16.
+    """
+    match name:
+        case "scale" | "running_var":
+            return 1, 0
+        case "bias":
+            return 0, 0
+        case "embedding":
+            return 0, 1
+    return 0, 1 / math.sqrt(math.prod(shape[:-1]))
 
 
 def single_file(folder: Path, file: Path) -> None:

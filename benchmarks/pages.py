@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import goals, tpu_compile
+from benchmarks import accelerators, goals, tpu_compile
 from benchmarks.machine import name
 from benchmarks.records import RESULTS, Record, newest, read_all, table
 
@@ -29,7 +29,7 @@ def pages(records: Sequence[Record]) -> dict[str, str]:
     """Return the text of each page by its file's name."""
     return {
         f"{page.__name__}.md": f"{WRITTEN}\n{page(records)}\n"
-        for page in (index, cpu, tpu, gpu, serving, inputs)
+        for page in (index, cpu, tpu, gpu, serving, inputs, teaching)
     }
 
 
@@ -42,9 +42,10 @@ def index(records: Sequence[Record]) -> str:
         "# Performance",
         "How long pictures take: [on CPUs](cpu.md), [on a GPU](gpu.md), [on TPUs](tpu.md) by the "
         "compiler (none has been measured), [for people at the page and its APIs](serving.md), "
-        "[with start pictures and larger ones](inputs.md). Figures are of the newest run of each "
-        "benchmark on each machine. [How we measure](how-we-measure.md) says how to run them, and "
-        "the [decisions](../decisions/index.md) what was tried.",
+        "[with start pictures and larger ones](inputs.md), and what [teaching](teaching.md) does. "
+        "Figures are of the newest run of each benchmark on each machine. [How we measure]"
+        "(how-we-measure.md) says how to run them, and the [decisions](../decisions/index.md) what "
+        "was tried.",
         "Machines: "
         + "; ".join(f"`{key}` {name(key)}" for key in sorted({each.machine for each in current}))
         + ".",
@@ -148,6 +149,7 @@ def tpu(records: Sequence[Record]) -> str:
                 machines=False,
             )
         ),
+        *_accelerators(records, tpu=True),
     )
 
 
@@ -169,7 +171,19 @@ def gpu(records: Sequence[Record]) -> str:
         "Published for one picture of SD 1.5 on an A100 80GB, 50 steps in float16 "
         "(stable-diffusion-benchmarks): PyTorch with SDPA 1.591 s, compiled with channels last "
         "1.066 s, TensorRT 0.819 s.",
+        *_accelerators(records, tpu=False),
     )
+
+
+def _accelerators(records: Sequence[Record], *, tpu: bool) -> Iterator[str]:
+    """Yield the section of what `benchmarks.accelerators` measures on TPUs or on GPUs."""
+    found = [row for row in accelerators.rows(records) if row["machine"].startswith("tpu") is tpu]
+    yield "## All models, step by step"
+    yield (
+        "`make accelerators`: random weights in bfloat16, 1024x1024, SD 1.4 at 512x512; a process "
+        "for each row. Steps of SD 1.4 and SDXL are guided."
+    )
+    yield _table(found) if found else "Not measured yet."
 
 
 def _with_notes(records: Sequence[Record], title: str) -> Iterator[str]:
@@ -250,6 +264,24 @@ def inputs(records: Sequence[Record]) -> str:
         _table(_merged(records, f"Input pictures, eight in one batch: {bundled}")),
         "## Drawn larger: the bundled model",
         _table(_merged(records, f"Input pictures, drawn larger: {bundled}")),
+    )
+
+
+def teaching(records: Sequence[Record]) -> str:
+    """Return the page about a new thing taught to the bundled model, by its word and by others."""
+    of = "sd_tpu emoji 256, 1000 steps"
+    return _text(
+        "# Teaching",
+        "Eight drawings of an invented figure, each on another background, taught to the bundled "
+        "model by what `python -m sd_tpu teach` does by default ([Teach a model]"
+        "(../guide/teach.md)).",
+        "## The new word",
+        *_with_notes(records, f"Teaching, the new word: {of}"),
+        "![Untaught, and after 25%, 50% and 100% of the steps](taught.webp)",
+        "## Other words",
+        *_with_notes(records, f"Teaching, other words: {of}"),
+        "## Time and memory",
+        *_with_notes(records, f"Teaching, time: {of}"),
     )
 
 

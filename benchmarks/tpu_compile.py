@@ -28,7 +28,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
@@ -36,10 +35,12 @@ from benchmarks import hlo, old_flax
 from benchmarks.make_checkpoint import MODELS
 from benchmarks.records import Record
 from benchmarks.report import in_fresh_process, parser, report
-from sd_tpu.families import find_family
-from sd_tpu.runtime.mesh import AXIS, replicated, split
-from sd_tpu.runtime.programs import Programs
-from sd_tpu.runtime.slots import empty_slots, stack_slot_inputs
+from sd_tpu.checkpoint import division
+from sd_tpu.checkpoint.weights import Params
+from sd_tpu.families import FamilyModel, find_family
+from sd_tpu.runtime.mesh import mesh_of, replicas, split
+from sd_tpu.runtime.programs import Programs, placed_shapes
+from sd_tpu.runtime.slots import empty_slots, is_guided, stack_slot_inputs
 
 PUBLISHED = (
     "Published: 7.07 s for eight pictures of SD 1.4 on v2-8, 50 steps (the guide's old "
@@ -86,6 +87,7 @@ SIDES = {
     "sd35m-t5": 1024,
     "zimage": 1024,
     "klein": 1024,
+    "anima": 1024,
     "schnell": 1024,
     "schnell-int8": 1024,
     "zimage-int8": 1024,
@@ -93,6 +95,10 @@ SIDES = {
     "tiny": 32,
     "tinyxl": 32,
     "tiny3": 32,
+    "tinyzimage": 32,
+    "tinyzimage-int8": 32,
+    "tinyklein": 32,
+    "tinyklein-int8": 32,
 }
 
 
@@ -113,7 +119,7 @@ class Compiled:
     resident: float = 0  # bytes of arguments, among them the weights
     cycles: float = 0
     estimate: float = 0  # seconds
-    devices: int = 0
+    replicas: int = 0
     operations: tuple[dict, ...] = ()
 
 
@@ -129,6 +135,14 @@ def main(arguments: list[str] | None = None) -> None:
         default=[1, 4],
         metavar="N",
         help="pictures a device makes at a time (%(default)s)",
+    )
+    flags.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        choices=division.CHIPS,
+        default=1,
+        metavar="N",
+        help="devices over which transformers and language models are divided (%(default)s)",
     )
     flags.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     flags.add_argument(
@@ -161,13 +175,15 @@ def run(options: argparse.Namespace) -> None:
     """Report the tables of the cases in `options`."""
     rows, predictions = [], []
     for model, chip, images in product(options.models, options.chips, options.images):
-        case = {"model": model, "chip": chip, "images a device": images}
-        compiled = compile_apart(model, chip, images, options.programs)
+        shared = options.tensor_parallel_size
+        named = f"{model}, divided over {shared}" if shared > 1 else model
+        case = {"model": named, "chip": chip, "images a device": images}
+        compiled = compile_apart(model, chip, images, options.programs, shared)
         rows += _rows(case, compiled, options)
         if {one.program for one in compiled if one.fits == "yes"} == set(PROGRAMS):
             predictions.append({**case, **_prediction(CHIPS[chip], images, compiled)})
         if options.old_flax:
-            old = compile_apart(model, chip, images, old_flax.PROGRAMS, options.old_flax)
+            old = compile_apart(model, chip, images, old_flax.PROGRAMS, 1, options.old_flax)
             rows += _rows({**case, "model": f"{model}, old Flax"}, old, options)
     report(TITLE, rows, options, notes=[__doc__.split("\n\n", 2)[2].strip()])
     if predictions:
@@ -200,21 +216,32 @@ def _rows(
 
 
 def compile_apart(
-    model: str, chip: str, images: int, programs: Sequence[str], old: Path | None = None
+    model: str,
+    chip: str,
+    images: int,
+    programs: Sequence[str],
+    tensor_parallel: int = 1,
+    old: Path | None = None,
 ) -> list[Compiled]:
     """Run `compile_case` in a process of its own.
 
     libtpu takes one kind of TPU from the environment.
     """
-    return in_fresh_process(compile_case, model, chip, images, programs, old)
+    return in_fresh_process(compile_case, model, chip, images, programs, tensor_parallel, old)
 
 
 def compile_case(
-    model: str, chip: str, images: int, programs: Sequence[str], old: Path | None = None
+    model: str,
+    chip: str,
+    images: int,
+    programs: Sequence[str],
+    tensor_parallel: int = 1,
+    old: Path | None = None,
 ) -> list[Compiled]:
-    """Compile programs of a model with `images` slots on each device of a chip's topology.
+    """Compile programs of a model with `images` slots on each replica of a chip's topology.
 
-    With `old`, the folder of a diffusers that has Flax, its programs instead of ours.
+    Each `tensor_parallel` devices are one. With `old`, the folder of a diffusers that has Flax, its
+    programs instead of ours.
     """
     os.environ.update(
         TPU_ACCELERATOR_TYPE=CHIPS[chip].accelerator,
@@ -227,26 +254,39 @@ def compile_case(
     topology = topologies.get_topology_desc(
         CHIPS[chip].topology, "tpu", chip_config_name=CHIPS[chip].config
     )
-    mesh = Mesh(np.asarray(topology.devices), (AXIS,))
+    mesh = mesh_of(topology.devices, tensor_parallel)
     if old is None:
         lowered = _lowered(model, mesh, images)
     else:
         lowered = old_flax.lowered(old, model, mesh, images, SIDES[model])
-    return [_compile(program, lowered[program], mesh.size) for program in programs]
+    return [_compile(program, lowered[program], replicas(mesh)) for program in programs]
 
 
-def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
-    side = SIDES[model]
+def built(model: str) -> tuple[FamilyModel, Params, float]:
+    """Return a model of SIDES in bfloat16, the shapes of its parameters, and the scale of guidance
+    that its pictures mostly have."""
     configs = MODELS[model.removesuffix(INT8)]
     family = find_family(configs["model_index"])
     network, params = family.build(configs, jnp.bfloat16)
     if model.endswith(INT8):
         network, params = network.in_int8(params)
-    guidance = family.defaults(configs).get("guidance", GUIDANCE)
-    guided = network.cfg_scale(guidance) > 1  # as pictures of this model mostly are
-    count = images * mesh.size
+    scale = network.cfg_scale(family.defaults(configs).get("guidance", GUIDANCE))
+    return network, params, scale
+
+
+def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
+    network, params, scale = built(model)
+    count, side = images * replicas(mesh), SIDES[model]
+    divisions = network.divisions(params, mesh.size // replicas(mesh))
     programs = Programs(
-        network, mesh, slots=count, height=side, width=side, group=images, guided=guided
+        network,
+        mesh,
+        slots=count,
+        height=side,
+        width=side,
+        group=images,
+        guided=is_guided(scale),
+        divisions=divisions,
     )
     slots = jax.eval_shape(partial(empty_slots, network, count, programs.latent_shape))
 
@@ -256,7 +296,7 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
         )
 
     entering = jax.eval_shape(partial(stack_slot_inputs, network, count, programs.latent_shape, {}))
-    params = placed(params, replicated(mesh))
+    params = placed_shapes(mesh, params, divisions, stacked=False)
     slots, entering = placed((slots, entering), split(mesh))
     steps, wanted = (
         placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh)) for dtype in (jnp.int32, bool)
@@ -271,7 +311,7 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
     }
 
 
-def _compile(program: str, lower: Callable[[], jax.stages.Lowered], devices: int) -> Compiled:
+def _compile(program: str, lower: Callable[[], jax.stages.Lowered], replicas: int) -> Compiled:
     try:
         compiled = lower().compile()
     except jax.errors.JaxRuntimeError as error:
@@ -290,7 +330,7 @@ def _compile(program: str, lower: Callable[[], jax.stages.Lowered], devices: int
         resident=memory.argument_size_in_bytes,
         cycles=sum(one.cycles for one in found),
         estimate=cost.get("optimal_seconds", 0),
-        devices=devices,
+        replicas=replicas,
         operations=tuple(hlo.by_source(found)),
     )
 
@@ -317,10 +357,10 @@ def _roofline(chip: Chip, one: Compiled) -> float:
 
 def _prediction(chip: Chip, images: int, compiled: list[Compiled]) -> dict[str, Any]:
     seconds = {one.program: _roofline(chip, one) for one in compiled}
-    rounds = -(-PICTURES // (images * compiled[0].devices))
+    rounds = -(-PICTURES // (images * compiled[0].replicas))
     once = images * (seconds["encode"] + seconds["decode"])  # both take pictures one by one
     return {
-        "devices": compiled[0].devices,
+        "devices": compiled[0].replicas,
         "rounds": rounds,
         **{f"s, {steps} steps": rounds * (once + steps * seconds["advance"]) for steps in STEPS},
     }

@@ -97,7 +97,15 @@ def app(options: Options) -> Application:
                 request_routing_stats_period_s=2.0,  # ty: ignore[invalid-argument-type]
             ),
         )
-        .bind({**model_options(args), "dtype": args.dtype, "memory": args.memory}, args.devices)
+        .bind(
+            {
+                **model_options(args),
+                "dtype": args.dtype,
+                "memory": args.memory,
+                "tensor_parallel": args.tensor_parallel_size,
+            },
+            args.devices,
+        )
     )
     # The runs that people watch are in its memory, so there is one. It draws nothing, and keeps
     # away from accelerators, which only one process can have.
@@ -121,7 +129,9 @@ class Page:
         self._args = _parse(flags)
         self._end = contextlib.ExitStack()
         self._end.enter_context(temporary_folder())
-        self._engine = await asyncio.to_thread(RemoteEngine, drawing, model_options(self._args))
+        self._engine = await asyncio.to_thread(
+            RemoteEngine.connect, drawing, model_options(self._args)
+        )
         self._end.callback(self._engine.close)
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:

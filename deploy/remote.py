@@ -3,22 +3,25 @@
 It passes on the events that they answer.
 """
 
+import asyncio
 import logging
 import math
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deploy.orders import Order
+from sd_tpu.families.adapters import Adapters
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving import journal
+from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import ABANDONED_SECONDS, Closing, EngineClient, Status, open_models
 from sd_tpu.serving.job import Cancelled, Done, End, Event, Failed, ImageReady, Interrupted, Job
 from sd_tpu.serving.resolve import ResolvedRequest
@@ -36,24 +39,25 @@ MOST_ESTIMATES = 256
 class RemoteEngine(EngineClient):
     """Engine whose pictures are made by the replicas of `Drawing`.
 
-    Where a replica is gone, another one makes the pictures that it has not finished: they are the
-    same wherever they are drawn.
+    One event loop takes their answers to all orders. Where a replica is gone, another one makes the
+    pictures that it has not finished: they are the same wherever they are drawn.
     """
 
-    def __init__(self, replicas: DeploymentHandle, options: Mapping[str, Any]):
-        """Wait until a replica is there, and open the models without their parameters.
+    def __init__(
+        self, replicas: DeploymentHandle, status: Status, catalog: Catalog, adapters: Adapters
+    ):
+        """Begin without orders; `connect` has them sent.
 
         Args:
             replicas: a handle of `Drawing`.
-            options: of the models, as the replicas have them; all hosts find the same files.
-
-        Raises:
-            CheckpointError: as `open_models`, like ValueError.
+            status: of one of them.
+            catalog: the models, as the replicas have them.
+            adapters: what prompts may use beside them.
         """
+        super().__init__(catalog, adapters)
         self._replicas = replicas.options(stream=True)
         self._single = replicas
-        self._statuses: list[Status] = [replicas.status.remote().result()]
-        super().__init__(*open_models(**{**options, "dtype": self._statuses[0].dtype}))  # ty: ignore[invalid-argument-type]
+        self._statuses = [status]
         self._jobs: dict[int, Job] = {}
         self._keys: dict[int, str] = {}
         self._orders: dict[str, Order | None] = {}  # what is left of them; None if given up
@@ -63,8 +67,27 @@ class RemoteEngine(EngineClient):
         self._closing = threading.Event()
         # For what may wait for a host, and is asked for where nothing may wait.
         self._pool = ThreadPoolExecutor(thread_name_prefix="cancel")
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        self.ready.set()
+        self._loop = asyncio.new_event_loop()
+        self._passing: dict[int, Future] = {}  # kept: a loop holds what it runs by weak references
+
+    @classmethod
+    def connect(cls, replicas: DeploymentHandle, options: Mapping[str, Any]) -> Self:
+        """Wait until a replica is there, and open the models without their parameters.
+
+        Args:
+            replicas: a handle of `Drawing`.
+            options: of the models, as the replicas have them; all hosts find the same files.
+
+        Raises:
+            CheckpointError: as `open_models`, like ValueError.
+        """
+        status: Status = replicas.status.remote().result()
+        asked = {**options, "dtype": status.dtype, "tensor_parallel": status.tensor_parallel}
+        engine = cls(replicas, status, *open_models(**asked))  # ty: ignore[invalid-argument-type]
+        for name, run in (("orders", engine._loop.run_forever), ("watch", engine._watch)):
+            threading.Thread(target=run, name=name, daemon=True).start()
+        engine.ready.set()
+        return engine
 
     def queue(
         self,
@@ -79,7 +102,7 @@ class RemoteEngine(EngineClient):
             raise Closing("The server is shutting down.")
         order = Order(uuid.uuid4().hex, resolved, client, address, previews)
         answers = self._answers(order)
-        if isinstance(refusal := next(answers), RequestError):
+        if isinstance(refusal := self._run(_first(answers)).result(), RequestError):
             del self._orders[order.key]
             raise refusal
         with self._lock:
@@ -88,7 +111,7 @@ class RemoteEngine(EngineClient):
                 resolved.request, self._number, client, self._cancel, address=address
             )
             self._keys[job.number] = order.key
-        threading.Thread(target=self._pass_on, args=(job, answers), name="job", daemon=True).start()
+            self._passing[job.number] = self._run(self._pass_on(job, answers))
         return job
 
     def seconds(self, *pictures: Picture) -> float | None:
@@ -125,6 +148,7 @@ class RemoteEngine(EngineClient):
             taking=any(host.taking for host in hosts) and not self._closing.is_set(),
             devices=tuple(device for host in hosts for device in host.devices),
             dtype=str(self.checkpoint.model.dtype),
+            tensor_parallel=max((host.tensor_parallel for host in hosts), default=1),
             jobs=len(self._jobs),
             waiting=sum(host.waiting for host in hosts),
             occupied=sum(host.occupied for host in hosts),
@@ -149,10 +173,14 @@ class RemoteEngine(EngineClient):
             job.put(Interrupted())
             job.cancel()
         self._pool.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def _answers(self, order: Order) -> Iterator[RequestError | Event | None]:
+    def _run(self, coroutine: Coroutine) -> Future:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _answers(self, order: Order) -> AsyncIterator[RequestError | Event | None]:
         """Yield a host's answers to an order, first whether it takes it.
 
         A second host answers where the first is gone before it is done, or takes nothing new.
@@ -161,7 +189,7 @@ class RemoteEngine(EngineClient):
         self._orders[key] = order
         for _ in range(2):
             try:
-                for answer in self._replicas.draw.remote(self._orders[key]):  # ty: ignore[not-iterable]
+                async for answer in self._replicas.draw.remote(self._orders[key]):  # ty: ignore[not-iterable]
                     match answer:
                         case Closing():
                             break  # it is about to end
@@ -189,9 +217,9 @@ class RemoteEngine(EngineClient):
         failed = Sentence("The server failed; please try again.")
         yield Failed(failed) if taken else RequestError("{reason}", reason=failed)
 
-    def _pass_on(self, job: Job, answers: Iterator[Event]) -> None:
+    async def _pass_on(self, job: Job, answers: AsyncIterator[Any]) -> None:
         try:
-            for event in answers:
+            async for event in answers:
                 job.put(event)
         except Exception:  # whoever waits is told
             log.exception("a job failed")
@@ -199,6 +227,7 @@ class RemoteEngine(EngineClient):
         journal.note(job)
         with self._lock:
             del self._jobs[job.number], self._orders[self._keys.pop(job.number)]
+            del self._passing[job.number]
             self._lock.notify_all()
 
     def _cancel(self, number: int, index: int | None) -> None:
@@ -231,3 +260,9 @@ class RemoteEngine(EngineClient):
             )
         except (RayError, RayServeException, TimeoutError):  # there is none
             return []
+
+
+async def _first(
+    answers: AsyncIterator[RequestError | Event | None],
+) -> RequestError | Event | None:
+    return await anext(answers)

@@ -30,6 +30,7 @@ CONSTANTS = {
     "BUNDLED_MODEL": "The folder of the bundled model, a `Path`.",
     "RANDOM": "-1: the seed that draws one.",
 }
+INTERNAL = {"Engine.train", "Engine.end_training"}  # methods for the rooms above alone
 LINE = 90  # characters of a signature that stays on one
 NOTE = "<!-- Written by `python -m docs.generate`: change the code instead. -->\n"
 
@@ -348,7 +349,7 @@ def _methods(name: str, thing: type, described: dict[Any, str]) -> Iterator[str]
     for method, of in inspect.getmembers(thing, _is_method):
         owner = next((each for each in thing.__mro__ if method in vars(each)), None)
         ours = owner and owner.__module__.startswith("sd_tpu") and inspect.getdoc(of)
-        if method.startswith("_") or not ours:
+        if method.startswith("_") or not ours or f"{name}.{method}" in INTERNAL:
             continue
         first = described.setdefault((owner, method), name)
         if first != name:

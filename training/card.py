@@ -40,6 +40,7 @@ CARD = dict(
     ),
     steps=8,
     guidance=3.0,
+    learning_rate=5e-4,
     larger_strength=0.15,  # at more, what it knows of smaller pictures appears in large ones
 )
 

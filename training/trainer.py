@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 
 from sd_tpu.families.checkpoint import keep_compiled
 from sd_tpu.runtime.compiler import compiler_options
-from sd_tpu.runtime.mesh import AXIS, REPLICATED, SPLIT, replicated, split
+from sd_tpu.runtime.mesh import REPLICA, REPLICATED, SPLIT, replicated, split
 
 Tree = Any
 
@@ -214,9 +214,9 @@ def _first(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
 
 def _make_step(optimizer, loss, ema: float, mesh: Mesh):
     def step(state, batch, key, rate):
-        key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        key = jax.random.fold_in(key, jax.lax.axis_index(REPLICA))
         value, gradients = jax.value_and_grad(loss)(state["params"], batch, key)
-        value, gradients = jax.lax.pmean((value, gradients), AXIS)
+        value, gradients = jax.lax.pmean((value, gradients), REPLICA)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
         params = optax.apply_updates(
             state["params"], jax.tree.map(lambda update: rate * update, updates)

@@ -6,7 +6,6 @@ No test expects a time, as the machine that tests is busy.
 import dataclasses
 import os
 import pickle
-import sys
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from PIL import Image
 
 from benchmarks import (
     abuse,
@@ -22,20 +22,21 @@ from benchmarks import (
     capacity,
     choose,
     cpu,
-    gpu,
     inputs,
     load,
     make_checkpoint,
     overhead,
     page,
     start,
+    teach,
 )
 from benchmarks.machine import processor
 from benchmarks.records import Record
 from benchmarks.report import in_fresh_process, memory, parser, report, side_by_side
 from sd_tpu import FlaxStableDiffusionPipeline
 from tests.support.tiny import flags_of_devices
-from training import evaluate
+from training import evaluate, judge
+from training.captions import BACKGROUNDS
 
 WHOLE = pytest.mark.long("runs a benchmark whole")
 
@@ -288,35 +289,6 @@ def test_inputs(tmp_path, one_process):
 
 
 @WHOLE
-def test_gpu_without_a_gpu_measures_nothing(tmp_path, monkeypatch):
-    (rows,) = tables(gpu, tmp_path).values()
-    assert {row[""] for row in rows} == {"sd_tpu, slots by 1", "sd_tpu, slots by 2", gpu.PYTORCH}
-    assert {row["pictures/s"] for row in rows} == {"not measured yet"}
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    (record,) = recorded(gpu, tmp_path / "again")
-    assert gpu.PYTORCH not in {row[""] for row in record.by_column()}
-    assert any("To have it: pip install" in note for note in record.notes)
-
-
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA A10G", 70e12),
-        ("NVIDIA RTX A1000", None),
-        ("something new", None),
-    ],
-)
-def test_peak_of_a_gpu_by_its_name(name, expected):
-    class Device:
-        device_kind = name
-
-    assert gpu.peak(Device()) == expected
-
-
-@WHOLE
 def test_start(tmp_path, one_process, monkeypatch):
     monkeypatch.setattr(start, "STEPS", dataclasses.replace(start.STEPS, most=20))
     monkeypatch.setattr(start, "FEW", 2)
@@ -389,6 +361,38 @@ def test_page(tmp_path, monkeypatch):
     assert [row["seconds"] for row in rows] == list(page.PARTS)
     assert all(float(row["a processor 2 times slower"]) > 0 for row in rows)
     assert page.column(1) == "this machine"
+
+
+@WHOLE
+def test_teach(tmp_path, monkeypatch):
+    """A judge that learned nothing looks: every figure is there, and what is untaught is alike."""
+    monkeypatch.setattr(judge, "latest", lambda folder, params: params)
+    tiny, file = make_checkpoint.checkpoint_folder("tiny"), tmp_path / "grid.png"
+    news, others, (time,) = tables(
+        teach, tmp_path, f"--model={tiny}", "--steps=4", "--rank=4", "--seeds=1", f"--grid={file}"
+    ).values()
+    states = [teach.UNTAUGHT, "after 25%", "after 50%", "after 100%"]
+    assert [(row[""], row["prompts"]) for row in news] == [
+        (state, kind) for state in states for kind in teach.KINDS
+    ]
+    assert all(-1 <= row[teach.LIKE] <= 1 and 0 <= row["as asked, %"] <= 100 for row in news)
+    assert {row[teach.LIKER] for row in news if row[""] == teach.UNTAUGHT} == {0}
+    assert [row[""] for row in others] == ["another seed", *states[1:]]
+    seed, first, _, last = (row["mean difference"] for row in others)
+    assert 0 < first < last < seed
+    assert time["seconds"] > 0 < time["peak, GB"]
+    with Image.open(file) as grid:
+        assert grid.height % len(states) == 0 and grid.width % 8 == 0
+
+
+def test_the_taught_figure_is_drawn_as_asked():
+    for word, scenes, _ in teach.KINDS.values():
+        for scene in scenes:
+            drawn = teach.composer().draw(scene, np.random.default_rng(0))
+            assert tuple(drawn[0, 0]) == BACKGROUNDS[scene.background]
+            number, said, _, _, *background = teach.prompt(scene, word).split()
+            assert (number, said) == ({1: "a", 2: "two", 3: "three"}[scene.count], word)
+            assert " ".join(background) == f"{scene.background} background"
 
 
 @WHOLE
