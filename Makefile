@@ -17,7 +17,7 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/ty check
 TOOLS := node_modules/.package-lock.json
 CHECK_SCRIPT := tsc && biome ci --error-on-warnings && \
 	node --test --test-reporter dot tests/script/*.test.js
-check test script: export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
+check test script $(TOOLS): export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # or each process would compile all that it imports
 
