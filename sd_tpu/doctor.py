@@ -283,9 +283,9 @@ def _problems_of_devices(devices: Sequence[Device], failure: str, public: bool) 
 
 def _why_no_tpu(failure: str, public: bool) -> str:
     """Return the likeliest reason for which JAX does not work on the TPU that is here."""
-    told = os.environ.get("JAX_PLATFORMS", "")
-    if told and "tpu" not in told.split(","):
-        return f"There is a TPU, and JAX_PLATFORMS={told} keeps JAX from it: unset it."
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and "tpu" not in platforms.split(","):
+        return f"There is a TPU, and JAX_PLATFORMS={platforms} keeps JAX from it: unset it."
     libtpu = find_libtpu()
     if libtpu is None:
         return (

@@ -46,15 +46,15 @@ def _doctor(args: argparse.Namespace) -> int:
 def _asked() -> tuple[list[Device], str]:
     """Ask JAX for its devices, in a process that gives them back and is ended if it waits."""
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", ASK], capture_output=True, text=True, timeout=SECONDS
         )
     except subprocess.TimeoutExpired:
         return [], f"it waited for {SECONDS} s"
-    if told.returncode:
-        last = told.stderr.strip().splitlines()[-1:] or [f"it ended with {told.returncode}"]
+    if result.returncode:
+        last = result.stderr.strip().splitlines()[-1:] or [f"it ended with {result.returncode}"]
         return [], last[0]
-    devices, failure = json.loads(told.stdout.splitlines()[-1])
+    devices, failure = json.loads(result.stdout.splitlines()[-1])
     return [Device(**each) for each in devices], failure
 
 

@@ -331,7 +331,9 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
             clients.remember(client, options)
         with clients.working(client, task):
             files = await task.draw(engine, visitor, client)
-        told = {name: value for name, value in given.items() if repeats or name not in PICTURES}
+        parameters = {
+            name: value for name, value in given.items() if repeats or name not in PICTURES
+        }
 
         def answer() -> fastapi.Response:
             # In ASCII, so that half an emoji, which a prompt may end with, can be said again.
@@ -340,7 +342,7 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
                 content=json.dumps(
                     {
                         "images": [base64.b64encode(file).decode() for file in files if sends],
-                        "parameters": told,
+                        "parameters": parameters,
                         "info": json.dumps(task.info(files)),
                     }
                 ),

@@ -376,8 +376,8 @@ class Teaching:
             except Exception as error:
                 log.exception("a training failed")
                 reason = error.strerror if isinstance(error, OSError) else None  # without a path
-                told = Sentence("Teaching failed: {reason}", reason=reason or reason_of(error))
-                self._end(run, FAILED, told)
+                message = Sentence("Teaching failed: {reason}", reason=reason or reason_of(error))
+                self._end(run, FAILED, message)
 
     def _next(self) -> TrainingRun | None:
         """Wait for a run; None once this is closed."""

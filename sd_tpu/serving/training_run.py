@@ -138,9 +138,9 @@ class TrainingRun:
         if folder.is_dir() and not (folder / "run.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
         try:
-            told: dict[str, Any] = json.loads((folder / "run.json").read_text("utf-8"))
-            told |= {"size": tuple(told["size"]), "message": _read(told["message"])}
-            run = cls(folder=folder, **told)
+            stored: dict[str, Any] = json.loads((folder / "run.json").read_text("utf-8"))
+            stored |= {"size": tuple(stored["size"]), "message": _read(stored["message"])}
+            run = cls(folder=folder, **stored)
         except (OSError, ValueError, TypeError, KeyError):
             return None
         run.losses = [(int(step), float(loss)) for step, loss in run.losses]
@@ -150,13 +150,13 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write how far it is."""
-        told = {
+        stored = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.name not in ("folder", "address")
         }
-        told["message"] = _written(self.message)
-        replace_file(self.folder / "run.json", json.dumps(told).encode())
+        stored["message"] = _written(self.message)
+        replace_file(self.folder / "run.json", json.dumps(stored).encode())
 
     def examples(self, unit: int) -> list[Example]:
         """Return the pictures with their captions.

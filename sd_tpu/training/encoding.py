@@ -14,7 +14,7 @@ from sd_tpu.training.pictures import Example
 
 Tree = Any  # of arrays
 
-TOLD = 1.0  # the guidance of networks that are told it: none
+UNGUIDED = 1.0  # the guidance that networks with a guidance embedding are trained with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,9 @@ def _text_inputs(checkpoint: Checkpoint, examples: Sequence[Example]) -> list[tu
 
     def inputs(example: Example, prompt: str, negative: str) -> Tree:
         height, width = example.size
-        return checkpoint.prompt_inputs(prompt, negative, height=height, width=width, guidance=TOLD)
+        return checkpoint.prompt_inputs(
+            prompt, negative, height=height, width=width, guidance=UNGUIDED
+        )
 
     def nothing(example: Example) -> Tree:
         if getattr(checkpoint.model, "texts", 2) == 1:

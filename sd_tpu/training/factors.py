@@ -202,6 +202,6 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
     """Put metadata into a safetensors file, in order: the library writes it in any order."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(content[8:end])}
-    told = json.dumps(header, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % 8)  # tensors begin at a multiple of eight bytes
-    return len(told).to_bytes(8, "little") + told + content[end:]
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)  # tensors begin at a multiple of eight bytes
+    return len(encoded).to_bytes(8, "little") + encoded + content[end:]

@@ -169,5 +169,5 @@ def bucket(shown: tuple[int, int], size: tuple[int, int], unit: int) -> tuple[in
 
 def digest(examples: Sequence[Example]) -> str:
     """Return a hash that changes with the pictures, their captions and their sizes."""
-    told = repr([(each.input.name, each.caption, each.size) for each in examples])
-    return hashlib.sha256(told.encode()).hexdigest()
+    described = repr([(each.input.name, each.caption, each.size) for each in examples])
+    return hashlib.sha256(described.encode()).hexdigest()

@@ -28,7 +28,7 @@ from sd_tpu.training.trainer import Trainer
 SUFFIX = ".teaching"  # of the file beside a LoRA's from which its run goes on
 SAVED_SECONDS = 45.0  # between two savings
 REPORTED_SECONDS = 0.5  # between two reports of progress
-SMOOTHED = 0.98  # of the loss that is told: the share of the one before
+SMOOTHED = 0.98  # of the loss that is reported: the share of the one before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +164,8 @@ def teach(
     unit = checkpoint.model.size_unit
     shown_size = rounded(size, unit) if size else checkpoint.default_size
     examples = read_examples(Path(pictures), options.name, kind, shown_size, unit)
-    told = identity(model, dtype, options, examples)
-    trainer = Trainer(checkpoint, options, mesh, examples, told)
+    identified = identity(model, dtype, options, examples)
+    trainer = Trainer(checkpoint, options, mesh, examples, identified)
     return _Run(checkpoint, trainer, options, mesh, file).finished(resume, tell)
 
 

@@ -197,8 +197,8 @@ class Trainer:
             RequestError: it is of another run.
         """
         with opened(file) as tensors:
-            told = json.loads((tensors.metadata() or {}).get(TRAINING, "{}"))
-            self._check(told, file)
+            stored = json.loads((tensors.metadata() or {}).get(TRAINING, "{}"))
+            self._check(stored, file)
             if _named(self._state).keys() != {*tensors.keys()}:
                 raise CheckpointError(f"{file} is damaged: remove it to begin anew.")
             self._state = jax.tree_util.tree_map_with_path(
@@ -206,9 +206,11 @@ class Trainer:
             )
         self.done, self._is_there = int(self._state["step"]), False
 
-    def _check(self, told: Mapping[str, Any], file: Path) -> None:
+    def _check(self, stored: Mapping[str, Any], file: Path) -> None:
         """Check that a state is of this run, by what its file says of it."""
-        other = next((key for key, value in self._identity.items() if told.get(key) != value), None)
+        other = next(
+            (key for key, value in self._identity.items() if stored.get(key) != value), None
+        )
         if other == "pictures":
             raise RequestError(
                 "The pictures or their captions have changed since {file} was kept. Put them "
@@ -221,7 +223,7 @@ class Trainer:
                 "what it was begun with, or remove the file to begin anew.",
                 file=file,
                 key=other.replace("_", " "),
-                was=told.get(other),
+                was=stored.get(other),
                 now=self._identity[other],
             )
 
