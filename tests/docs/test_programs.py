@@ -12,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from sd_tpu import Engine
+from tests.support.reference import make_torch_pipeline
 
 ROOT = Path(__file__).parent
 while not (ROOT / "pyproject.toml").exists():
@@ -56,19 +57,21 @@ def bundled() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def server(checkpoints, torch_pipelines, tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """`app.py --api`, started as the docs say, with a ControlNet."""
+def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """`app.py --api`, started as the docs say, with a ControlNet; 512x512 has 32x32 latents."""
     import diffusers
 
     folder = tmp_path_factory.mktemp("server")
+    pipeline = make_torch_pipeline("sd1", levels=5)
+    pipeline.save_pretrained(folder / "model")
     diffusers.ControlNetModel.from_unet(
-        torch_pipelines["sd1"].unet, conditioning_embedding_out_channels=(8, 16, 16)
+        pipeline.unet, conditioning_embedding_out_channels=(8, *[16] * 4)
     ).save_pretrained(folder / "lines")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = f"--api --port {port} --no-history --max-pixels 262144 --devices 1"
-    paths = ["--model", checkpoints["sd1"], "--controlnet", folder / "lines"]
+    paths = ["--model", folder / "model", "--controlnet", folder / "lines"]
     process = subprocess.Popen(
         [sys.executable, "app.py", *flags.split(), *paths],
         cwd=ROOT,

@@ -35,8 +35,17 @@ LAYOUTS = {
 }
 
 
-def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusionPipeline:
-    """Return a randomly initialised tiny StableDiffusionPipeline (8x8 latents, 32x32 pictures)."""
+def make_torch_pipeline(
+    layout: str, seed: int = 0, levels: int = 3
+) -> diffusers.StableDiffusionPipeline:
+    """Return a randomly initialised tiny StableDiffusionPipeline, of 8x8 latents.
+
+    Args:
+        layout: of LAYOUTS.
+        seed: of the parameters.
+        levels: of the autoencoder: a picture has `2 ** (levels - 1)` pixels a latent, in each
+            direction.
+    """
     torch.manual_seed(seed)
     parts = LAYOUTS[layout]
     text_encoder = CLIPTextModel(
@@ -60,12 +69,12 @@ def make_torch_pipeline(layout: str, seed: int = 0) -> diffusers.StableDiffusion
         **parts["unet"],
     )
     vae = diffusers.AutoencoderKL(
-        block_out_channels=(8, 16, 16),
+        block_out_channels=(8, *[16] * (levels - 1)),
         layers_per_block=1,
         norm_num_groups=8,
         latent_channels=4,
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
     )
     return diffusers.StableDiffusionPipeline(
         text_encoder=text_encoder.eval(),
