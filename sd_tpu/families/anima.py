@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import (
     AnimaConditionerConfig,
@@ -103,19 +102,10 @@ class Anima(QwenModel):
     # --- shapes ---------------------------------------------------------------------------------
 
     @property
-    def size_unit(self) -> int:
-        """Pixels of which the sides of pictures are multiples: patches of two latents."""
-        return 2 * self.downscale
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
-        most = self.size_unit * self.transformer_config.positions
-        if max(height, width) > most:
-            raise ValueError(
-                f"A picture of {width}x{height} is not possible: this model makes pictures of at "
-                f"most {most}x{most}."
-            )
-        return super().latent_shape(height, width)
+    def max_size(self) -> tuple[int, int]:
+        """Largest height and width of pictures: those that the transformer has positions for."""
+        side = self.size_unit * self.transformer_config.positions
+        return side, side
 
     @property
     def input_shapes(self) -> Arrays:
@@ -159,14 +149,6 @@ class Anima(QwenModel):
         text = conditioner(inputs["t5_ids"], inputs["t5_lengths"], states, inputs["lengths"])
         return {"text": text}
 
-    def denoise(
-        self,
-        params: Params,
-        x: Float[Array, "b h w C"],
-        t: Float[Array, " b"],
-        cond: Arrays,
-        strength: Float[Array, " b"] | None = None,
-    ) -> Float[Array, "b h w C"]:
+    def evaluate(self, network: Any, x: jax.Array, t: jax.Array, cond: Arrays) -> jax.Array:
         """Return the transformer's output, the velocity."""
-        network = nnx.merge(self.transformer, params["transformer"])
         return network(x, t / 1000, cond["text"])

@@ -97,5 +97,6 @@ class ClipModel(LatentModel):
 
     @property
     def text_widths(self) -> Mapping[str, int]:
-        """The hidden size of each text encoder, by component; each family's own."""
-        raise NotImplementedError
+        """The hidden size of each CLIP text encoder, by component."""
+        configs = {part: part.replace("encoder", "config") for part in self.encoders}
+        return {part: getattr(self, config).hidden_size for part, config in configs.items()}

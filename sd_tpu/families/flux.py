@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
@@ -29,7 +28,6 @@ from sd_tpu.families.latent_model import (
     check_channels,
     check_last_layer,
     check_t5,
-    with_defaults,
 )
 from sd_tpu.families.prompt import without_loras
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
@@ -60,6 +58,7 @@ class Flux(LatentModel):
     texts: int = 1  # the prompt, and the one that it is on the way to
 
     denoiser: ClassVar = "transformer"
+    trained: ClassVar = 128
     rounded: ClassVar = ("transformer", T5)
     flow: ClassVar = True
     even_sigmas: ClassVar = True
@@ -90,11 +89,6 @@ class Flux(LatentModel):
         if configs["transformer"].get("guidance_embeds"):
             return {"steps": 28, "guidance": 3.5, "larger_strength": 0.25}
         return {"steps": 4, "guidance": 0.0}
-
-    @staticmethod
-    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configs with the size of training, which no file says."""
-        return with_defaults(configs, "transformer", sample_size=128)
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
@@ -133,19 +127,9 @@ class Flux(LatentModel):
     # --- shapes ---------------------------------------------------------------------------------
 
     @property
-    def size_unit(self) -> int:
-        """Pixels of which the sides of pictures are multiples: patches of two latents."""
-        return 2 * self.downscale
-
-    @property
     def tokens(self) -> int:
         """Tokens that T5 reads of a text, padding among them, which counts."""
         return 512 if self.transformer_config.guidance_embeds else 256
-
-    @property
-    def text_widths(self) -> dict[str, int]:
-        """Return nothing: no embeddings can be learned for it here."""
-        return {}
 
     @property
     def shape_key(self) -> tuple[str, ...]:
@@ -250,14 +234,6 @@ class Flux(LatentModel):
             **{name: inputs[name] for name in self._guidance_shapes},
         }
 
-    def denoise(
-        self,
-        params: Params,
-        x: Float[Array, "b h w C"],
-        t: Float[Array, " b"],
-        cond: Arrays,
-        strength: Float[Array, " b"] | None = None,
-    ) -> Float[Array, "b h w C"]:
+    def evaluate(self, network: Any, x: jax.Array, t: jax.Array, cond: Arrays) -> jax.Array:
         """Return the transformer's output, the velocity."""
-        network = nnx.merge(self.transformer, params["transformer"])
         return network(x, t, cond["text"], cond["pooled"], cond.get("guidance"))

@@ -199,18 +199,11 @@ class Flux2Klein(QwenModel):
         """Return the tokens of a reference picture in [-1, 1], row by row."""
         return self.encode(params, image).reshape(-1, self.vae_config.channels)
 
-    def denoise(
-        self,
-        params: Params,
-        x: Float[Array, "b h w C"],
-        t: Float[Array, " b"],
-        cond: Arrays,
-        strength: Float[Array, " b"] | None = None,
-    ) -> Float[Array, "b h w C"]:
+    def evaluate(self, network: Any, x: jax.Array, t: jax.Array, cond: Arrays) -> jax.Array:
         """Return the transformer's output, the velocity."""
         references = None
         if self.reference_tokens:
             references = References(
                 cond["reference"], cond["reference_positions"], cond["reference_count"]
             )
-        return nnx.merge(self.transformer, params["transformer"])(x, t, cond["text"], references)
+        return network(x, t, cond["text"], references)

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
-    Config,
     SafetyCheckerConfig,
     TinyVAEConfig,
     UNetConfig,
@@ -21,7 +20,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.ip_adapter import IPAdapterConfig
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families.clip_model import ClipModel
-from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.latent_model import Arrays, Parts
 from sd_tpu.models import StableDiffusionSafetyChecker, UNet2DConditionModel
 from sd_tpu.models.platform import only_if
 from sd_tpu.models.unet import guidance_encoding
@@ -59,39 +58,25 @@ class LatentDiffusion(ClipModel):
     denoiser: ClassVar = "unet"
 
     @classmethod
-    def assemble(
-        cls,
-        configs: Mapping[str, Any],
-        encoders: Mapping[str, tuple[type[nnx.Module], Config]],
-        dtype,
-        *,
-        token_downsampling: int,
-        previewer: str,
-        upcasts: bool,
-        **rest: Any,
+    def build(
+        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
     ) -> tuple[Any, Params]:
-        """Build the networks and the shapes of their parameters; nothing is allocated.
+        """Build the networks and the shapes of their parameters, as `LatentModel.build`.
 
         Args:
-            configs: the contents of a checkpoint's config.json files, by folder.
-            encoders: the family's text encoders and their configs, by folder.
+            configs: as there.
             dtype: of the parameters.
             token_downsampling: as the UNet takes it; 1 is exact.
             previewer: "", "vae", or "preview_vae" for a tiny autoencoder among the configs.
-            upcasts: the autoencoder is float32 where its config has force_upcast.
-            rest: the family's other fields.
 
         Raises:
             ValueError: the downsampling is no whole number from 1.
             CheckpointError: a part is not supported, or they do not fit one another.
         """
         unet = UNetConfig.from_dict(configs["unet"])
-        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=upcasts)
+        parts, fields = cls.text_encoders(configs, unet, dtype)
+        autoencoders, vae = cls.autoencoders(configs, dtype)
         _check_channels(unet, vae)
-        parts = {
-            name: architecture(encoder, config, dtype=dtype)
-            for name, (encoder, config) in encoders.items()
-        }
         parts["unet"] = architecture(
             UNet2DConditionModel, unet, dtype=dtype, token_downsampling=token_downsampling
         )
@@ -101,13 +86,32 @@ class LatentDiffusion(ClipModel):
             parts[CHECKER] = architecture(StableDiffusionSafetyChecker, checker, dtype=dtype)
         return cls.joined(
             parts,
-            **rest,
+            **fields,
             unet_config=unet,
             vae_config=vae,
             dtype=jnp.dtype(dtype),
             token_downsampling=token_downsampling,
             previewer=previewer,
         )
+
+    @classmethod
+    def text_encoders(
+        cls, configs: Mapping[str, Any], unet: UNetConfig, dtype
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Build the text encoders for `build`; each family's own.
+
+        Args:
+            configs: as `build` takes them.
+            unet: the UNet's config.
+            dtype: of the parameters.
+
+        Returns:
+            Them by component, and the family's own fields.
+
+        Raises:
+            CheckpointError: one is not supported, or they do not fit the UNet.
+        """
+        raise NotImplementedError
 
     @property
     def model_index(self) -> dict[str, Any]:

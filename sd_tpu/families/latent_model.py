@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Container, Mapping
 from typing import Any, ClassVar, Self
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
@@ -49,6 +50,8 @@ class LatentModel:
 
     autoencoder: ClassVar = "vae"
     denoiser: ClassVar[str]  # the component that takes noise out of latents
+    trained: ClassVar[int] = 0  # latents along a side of a transformer's pictures of training
+    upcasts: ClassVar = False  # whether the autoencoder is float32 where its config says so
     optional: ClassVar[tuple[str, ...]] = ()  # components that a checkpoint may leave out
     rounded: ClassVar[tuple[str, ...]] = ()  # components whose dense layers int8 is for
     decoders: ClassVar[tuple[str, ...]]  # names of tiny decoders of its latents
@@ -58,10 +61,16 @@ class LatentModel:
     even_sigmas: ClassVar = False  # of flow matching, instead of those of training
     max_references: ClassVar = 0  # pictures that it sees by itself beside the prompt
 
-    @staticmethod
-    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint's configs as the constructor of its diffusers pipeline mends them."""
-        return dict(configs)
+    @classmethod
+    def mended(cls, configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint's configs as the constructor of its diffusers pipeline mends them.
+
+        A transformer's get the size of training, which few files say.
+        """
+        part = configs[cls.denoiser]
+        defaults = {"sample_size": cls.trained} if cls.trained else {}
+        given = {name: value for name, value in part.items() if value is not None}
+        return {**configs, cls.denoiser: {**part, **defaults, **given}}
 
     @staticmethod
     def defaults(configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,16 +100,15 @@ class LatentModel:
             folder: read(folder, kind) for part, (folder, kind) in kinds.items() if part in parts
         }
 
-    @staticmethod
+    @classmethod
     def autoencoders(
-        configs: Mapping[str, Any], dtype, *, upcasts: bool
+        cls, configs: Mapping[str, Any], dtype
     ) -> tuple[Parts, VAEConfig | TinyVAEConfig]:
         """Build the autoencoder, and a tiny one for previews if there is one.
 
         Args:
             configs: the contents of a checkpoint's config.json files, by folder.
             dtype: of the parameters.
-            upcasts: the autoencoder is float32 where its config has force_upcast.
 
         Returns:
             Them by component, and the config of the first.
@@ -109,7 +117,7 @@ class LatentModel:
             CheckpointError: one is not supported.
         """
         vae = vae_config(configs["vae"])
-        wide = upcasts and isinstance(vae, VAEConfig) and vae.force_upcast
+        wide = cls.upcasts and isinstance(vae, VAEConfig) and vae.force_upcast
         if isinstance(vae, VAEConfig):
             vae = vae.model_copy(update={"force_upcast": wide})
         kind = AUTOENCODERS[type(vae)]
@@ -137,7 +145,7 @@ class LatentModel:
         """
         if token_downsampling != 1:
             raise CheckpointError("Token downsampling is for models with a UNet.")
-        autoencoders, vae = cls.autoencoders(configs, dtype, upcasts=False)
+        autoencoders, vae = cls.autoencoders(configs, dtype)
         parts, fields = cls.networks(configs, vae, dtype)
         return cls.joined(
             {**parts, **autoencoders},
@@ -225,8 +233,18 @@ class LatentModel:
 
     @property
     def size_unit(self) -> int:
-        """Pixels of which the sides of pictures are multiples; each family's own."""
-        raise NotImplementedError
+        """Pixels of which the sides of pictures are multiples: patches of two latents."""
+        return 2 * self.downscale
+
+    @property
+    def max_size(self) -> tuple[int, int] | None:
+        """Largest height and width of pictures, if there is any."""
+        return None
+
+    @property
+    def text_widths(self) -> Mapping[str, int]:
+        """Hidden sizes of the encoders that embeddings can be learned for: none."""
+        return {}
 
     @property
     def mask_channels(self) -> int:
@@ -235,6 +253,11 @@ class LatentModel:
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
+        if (most := self.max_size) and (height > most[0] or width > most[1]):
+            raise ValueError(
+                f"A picture of {width}x{height} is not possible: this model makes pictures of at "
+                f"most {most[1]}x{most[0]}."
+            )
         unit = self.size_unit
         if min(height, width) < unit or height % unit or width % unit:
             raise ValueError(
@@ -277,6 +300,22 @@ class LatentModel:
 
     # --- on the devices -------------------------------------------------------------------------
 
+    def denoise(
+        self,
+        params: Params,
+        x: Float[Array, "b h w C"],
+        t: Float[Array, " b"],
+        cond: Arrays,
+        strength: Float[Array, " b"] | None = None,
+    ) -> Float[Array, "b h w C"]:
+        """Return the denoiser's output, as `Model.denoise`."""
+        network = nnx.merge(getattr(self, self.denoiser), params[self.denoiser])
+        return self.evaluate(network, x, t, cond)
+
+    def evaluate(self, network: Any, x: jax.Array, t: jax.Array, cond: Arrays) -> jax.Array:
+        """Return the output of the denoiser with its parameters; each transformer's own."""
+        raise NotImplementedError
+
     def encode(self, params: Params, image: Float[Array, "H W 3"]) -> Float[Array, "h w C"]:
         """Return the autoencoder's likeliest latents of a picture in [-1, 1]."""
         encoded = nnx.merge(self.vae, params["vae"]).encode(image[None])
@@ -302,12 +341,6 @@ def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
             return found
     supported = ", ".join(network.__name__ for network in AUTOENCODERS.values())
     raise CheckpointError(f"The autoencoder {name} is not supported; there are {supported}.")
-
-
-def with_defaults(configs: Mapping[str, Any], part: str, **defaults: Any) -> dict[str, Any]:
-    """Return configs in which a part's values that are missing or null are these."""
-    given = {name: value for name, value in configs[part].items() if value is not None}
-    return {**configs, part: {**configs[part], **defaults, **given}}
 
 
 def check_last_layer(clip_skip: int) -> None:

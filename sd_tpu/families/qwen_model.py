@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.families.latent_model import Arrays, LatentModel, check_last_layer, with_defaults
+from sd_tpu.families.latent_model import Arrays, LatentModel, check_last_layer
 from sd_tpu.families.prompt import without_loras
 from sd_tpu.families.qwen_tokenizer import QwenTokenizer
 from sd_tpu.families.text import DEFAULTS, Count, PromptOptions
@@ -34,15 +34,9 @@ class QwenModel(LatentModel):
         "transformer": "diffusion_pytorch_model",
         "vae": "diffusion_pytorch_model",
     }
-    trained: ClassVar[int]  # latents along a side of the pictures of training
     buckets: ClassVar[tuple[int, ...]]  # that programs are compiled for; longer texts are cut
     # Whether the language model may think before it answers; None is no turn, the text alone.
     thinking: ClassVar[bool | None]
-
-    @classmethod
-    def mended(cls, configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configs with the size of training, which no file says."""
-        return with_defaults(configs, "transformer", sample_size=cls.trained)
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
@@ -53,11 +47,6 @@ class QwenModel(LatentModel):
     def length(self) -> int:
         """Tokens of each text, padding among them."""
         return self.tokens or self.buckets[0]
-
-    @property
-    def text_widths(self) -> dict[str, int]:
-        """Return nothing: no embeddings can be learned for it here."""
-        return {}
 
     @property
     def shape_key(self) -> tuple[str, ...]:

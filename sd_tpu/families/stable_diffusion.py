@@ -10,10 +10,10 @@ import numpy as np
 from flax import nnx
 
 from sd_tpu.checkpoint.config import CheckpointError, TextEncoderConfig, UNetConfig
-from sd_tpu.checkpoint.weights import Params
+from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.latent_diffusion import LatentDiffusion
-from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.latent_model import Arrays, Parts
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
 from sd_tpu.models import CLIPTextModel
@@ -99,40 +99,16 @@ class StableDiffusion(LatentDiffusion):
         return {**configs, "unet": unet, "scheduler": scheduler}
 
     @classmethod
-    def build(
-        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
-    ) -> tuple["StableDiffusion", Params]:
-        """Build the networks and the shapes of their parameters; nothing is allocated.
-
-        Args:
-            configs: the contents of a checkpoint's config.json files, by folder.
-            dtype: of the parameters.
-            token_downsampling: as the UNet takes it; 1 is exact.
-            previewer: as `LatentDiffusion` has it.
-
-        Raises:
-            ValueError: the downsampling is no whole number from 1.
-            CheckpointError: a part is not supported, or the parts do not fit one another.
-        """
-        encoder = TextEncoderConfig.from_dict(configs["text_encoder"])
-        model, params = cls.assemble(
-            configs,
-            {"text_encoder": (CLIPTextModel, encoder)},
-            dtype,
-            token_downsampling=token_downsampling,
-            previewer=previewer,
-            upcasts=False,
-            text_config=encoder,
-        )
-        _check(encoder, model.unet_config)
-        return model, params
+    def text_encoders(
+        cls, configs: Mapping[str, Any], unet: UNetConfig, dtype
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Build the text encoder, as `LatentDiffusion.text_encoders`."""
+        config = TextEncoderConfig.from_dict(configs["text_encoder"])
+        _check(config, unet)
+        encoder = architecture(CLIPTextModel, config, dtype=dtype)
+        return {"text_encoder": encoder}, dict(text_config=config)
 
     # --- shapes ---------------------------------------------------------------------------------
-
-    @property
-    def text_widths(self) -> dict[str, int]:
-        """The hidden size of each text encoder, by component."""
-        return {"text_encoder": self.text_config.hidden_size}
 
     @property
     def input_shapes(self) -> Arrays:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
@@ -21,7 +20,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.clip_model import ClipModel
-from sd_tpu.families.latent_model import Arrays, Parts, check_channels, check_t5, with_defaults
+from sd_tpu.families.latent_model import Arrays, Parts, check_channels, check_t5
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.families.text import DEFAULTS, PromptOptions
@@ -51,6 +50,7 @@ class StableDiffusion3(ClipModel):
     text_config_2: ProjectedTextEncoderConfig
 
     denoiser: ClassVar = "transformer"
+    trained: ClassVar = 128
     rounded: ClassVar = ("transformer", T5)
     flow: ClassVar = True
     pipelines: ClassVar = (
@@ -87,11 +87,6 @@ class StableDiffusion3(ClipModel):
         """Return diffusers' own numbers, as `LatentModel.defaults`; and less noise for what is
         drawn larger, as its sigmas are shifted towards noise."""
         return {"steps": 28, "guidance": 7.0, "larger_strength": 0.25}
-
-    @staticmethod
-    def mended(configs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configs with the transformer's defaults."""
-        return with_defaults(configs, "transformer", sample_size=128)
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
@@ -139,23 +134,11 @@ class StableDiffusion3(ClipModel):
         """Pixels of which the sides of pictures are multiples."""
         return self.downscale * self.transformer_config.patch_size
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
-        most = self.size_unit * self.transformer_config.pos_embed_max_size
-        if max(height, width) > most:
-            raise ValueError(
-                f"A picture of {width}x{height} is not possible: this model makes pictures of at "
-                f"most {most}x{most}."
-            )
-        return super().latent_shape(height, width)
-
     @property
-    def text_widths(self) -> dict[str, int]:
-        """The hidden size of each CLIP text encoder, by component."""
-        return {
-            "text_encoder": self.text_config.hidden_size,
-            "text_encoder_2": self.text_config_2.hidden_size,
-        }
+    def max_size(self) -> tuple[int, int]:
+        """Largest height and width of pictures: those that the transformer has positions for."""
+        side = self.size_unit * self.transformer_config.pos_embed_max_size
+        return side, side
 
     @property
     def input_shapes(self) -> Arrays:
@@ -227,16 +210,8 @@ class StableDiffusion3(ClipModel):
             "pooled": text.between(jnp.concatenate(pooled, axis=-1), inputs),
         }
 
-    def denoise(
-        self,
-        params: Params,
-        x: Float[Array, "b h w C"],
-        t: Float[Array, " b"],
-        cond: Arrays,
-        strength: Float[Array, " b"] | None = None,
-    ) -> Float[Array, "b h w C"]:
+    def evaluate(self, network: Any, x: jax.Array, t: jax.Array, cond: Arrays) -> jax.Array:
         """Return the transformer's output, the velocity."""
-        network = nnx.merge(self.transformer, params["transformer"])
         return network(x, t, cond["text"], cond["pooled"])
 
 

@@ -19,10 +19,10 @@ from sd_tpu.checkpoint.config import (
     TextEncoderConfig,
     UNetConfig,
 )
-from sd_tpu.checkpoint.weights import Params
+from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.latent_diffusion import LatentDiffusion
-from sd_tpu.families.latent_model import Arrays
+from sd_tpu.families.latent_model import Arrays, Parts
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
 from sd_tpu.models import CLIPTextModel, CLIPTextModelWithProjection
@@ -47,6 +47,7 @@ class StableDiffusionXL(LatentDiffusion):
     text_config_2: ProjectedTextEncoderConfig
     force_zeros: bool  # in place of the conditions of a negative prompt that nobody wrote
 
+    upcasts: ClassVar = True
     pipelines: ClassVar = (
         "StableDiffusionXLPipeline",
         "FlaxStableDiffusionXLPipeline",
@@ -76,41 +77,20 @@ class StableDiffusionXL(LatentDiffusion):
     decoders: ClassVar = ("taesdxl",)
 
     @classmethod
-    def build(
-        cls, configs: Mapping[str, Any], dtype, *, token_downsampling: int = 1, previewer: str = ""
-    ) -> tuple["StableDiffusionXL", Params]:
-        """Build the networks and the shapes of their parameters; nothing is allocated.
-
-        Args:
-            configs: the contents of a checkpoint's config.json files, by folder, and of its
-                model_index.json as "model_index".
-            dtype: of the parameters, but for an autoencoder that needs float32.
-            token_downsampling: as the UNet takes it; 1 is exact.
-            previewer: as `LatentDiffusion` has it.
-
-        Raises:
-            ValueError: the downsampling is no whole number from 1.
-            CheckpointError: a part is not supported, or the parts do not fit one another.
-        """
+    def text_encoders(
+        cls, configs: Mapping[str, Any], unet: UNetConfig, dtype
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Build the text encoders, as `LatentDiffusion.text_encoders`."""
         first = TextEncoderConfig.from_dict(configs["text_encoder"])
         second = ProjectedTextEncoderConfig.from_dict(configs["text_encoder_2"])
         index = PipelineConfig.from_dict(configs["model_index"])
-        model, params = cls.assemble(
-            configs,
-            {
-                "text_encoder": (CLIPTextModel, first),
-                "text_encoder_2": (CLIPTextModelWithProjection, second),
-            },
-            dtype,
-            token_downsampling=token_downsampling,
-            previewer=previewer,
-            upcasts=True,
-            text_config=first,
-            text_config_2=second,
-            force_zeros=bool(index.force_zeros_for_empty_prompt),
-        )
-        _check(first, second, model.unet_config)
-        return model, params
+        _check(first, second, unet)
+        parts = {
+            "text_encoder": architecture(CLIPTextModel, first, dtype=dtype),
+            "text_encoder_2": architecture(CLIPTextModelWithProjection, second, dtype=dtype),
+        }
+        zeros = bool(index.force_zeros_for_empty_prompt)
+        return parts, dict(text_config=first, text_config_2=second, force_zeros=zeros)
 
     @property
     def model_index(self) -> dict[str, Any]:
@@ -118,14 +98,6 @@ class StableDiffusionXL(LatentDiffusion):
         return {**super().model_index, "force_zeros_for_empty_prompt": self.force_zeros}
 
     # --- shapes ---------------------------------------------------------------------------------
-
-    @property
-    def text_widths(self) -> dict[str, int]:
-        """The hidden size of each text encoder, by component."""
-        return {
-            "text_encoder": self.text_config.hidden_size,
-            "text_encoder_2": self.text_config_2.hidden_size,
-        }
 
     @property
     def input_shapes(self) -> Arrays:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import (
     CheckpointError,
@@ -86,20 +85,10 @@ class ZImage(QwenModel):
     # --- shapes ---------------------------------------------------------------------------------
 
     @property
-    def size_unit(self) -> int:
-        """Pixels of which the sides of pictures are multiples: patches of two latents."""
-        return 2 * self.downscale
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
+    def max_size(self) -> tuple[int, int]:
+        """Largest height and width of pictures: those that the transformer has positions for."""
         _, rows, columns = self.transformer_config.axes_lens
-        most = self.size_unit * rows, self.size_unit * columns
-        if height > most[0] or width > most[1]:
-            raise ValueError(
-                f"A picture of {width}x{height} is not possible: this model makes pictures of at "
-                f"most {most[1]}x{most[0]}."
-            )
-        return super().latent_shape(height, width)
+        return self.size_unit * rows, self.size_unit * columns
 
     @property
     def cond_shapes(self) -> Arrays:
@@ -125,14 +114,6 @@ class ZImage(QwenModel):
         (states,) = encoder.states(inputs["ids"], [self.text_config.num_hidden_layers - 1])
         return {"text": states, "lengths": inputs["lengths"]}
 
-    def denoise(
-        self,
-        params: Params,
-        x: Float[Array, "b h w C"],
-        t: Float[Array, " b"],
-        cond: Arrays,
-        strength: Float[Array, " b"] | None = None,
-    ) -> Float[Array, "b h w C"]:
+    def evaluate(self, network: Any, x: jax.Array, t: jax.Array, cond: Arrays) -> jax.Array:
         """Return the velocity; the network's time runs the other way, and so does its output."""
-        network = nnx.merge(self.transformer, params["transformer"])
         return -network(x, 1 - t / 1000, cond["text"], cond["lengths"])
