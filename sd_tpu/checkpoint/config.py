@@ -95,6 +95,17 @@ class Config(pydantic.BaseModel):
 
     # Values outside these belong to architectures that are not built here.
     _supported: ClassVar[dict[str, tuple]] = {}
+    _multiples: ClassVar[dict[str, str]] = {}  # of which other field a field is a multiple
+
+    @pydantic.model_validator(mode="after")
+    def _fields_divide(self) -> Self:
+        for whole, part in self._multiples.items():
+            if getattr(self, whole) % getattr(self, part):
+                raise ValueError(
+                    f"{whole}={getattr(self, whole)} does not divide into "
+                    f"{part}={getattr(self, part)}."
+                )
+        return self
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> Self:
@@ -160,6 +171,7 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]  # of channels, tokens, pixels, 
 Layers = Annotated[int, Field(ge=1, le=16)]
 Depth = Annotated[int, Field(ge=0, le=32)]  # transformer blocks in a row; a level may have none
 MAX_BLOCKS = 256  # transformer blocks of a UNet; SDXL has 70
+Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 Even = Annotated[int, Field(ge=4, le=1 << 20, multiple_of=2)]  # of sinusoids: half are cosines
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 Timesteps = Annotated[int, Field(ge=1, le=100_000)]
@@ -177,14 +189,7 @@ class _EncoderConfig(Config):
     hidden_act: Literal["quick_gelu", "gelu"] = "quick_gelu"
     layer_norm_eps: Positive = 1e-5
 
-    @pydantic.model_validator(mode="after")
-    def _heads_divide_the_channels(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} does not divide into "
-                f"num_attention_heads={self.num_attention_heads}."
-            )
-        return self
+    _multiples: ClassVar = {"hidden_size": "num_attention_heads"}
 
 
 class TextEncoderConfig(_EncoderConfig):
@@ -249,6 +254,7 @@ class Qwen3Config(Config):
         "rope_scaling": (None,),
         "rope_type": (None, "default"),
     }
+    _multiples: ClassVar = {"num_attention_heads": "num_key_value_heads"}
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> Self:
@@ -260,15 +266,6 @@ class Qwen3Config(Config):
         apart = config.get("rope_parameters")
         return super().from_dict({**config, **(apart if isinstance(apart, dict) else {})})
 
-    @pydantic.model_validator(mode="after")
-    def _can_be_built(self) -> Self:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} does not divide into "
-                f"num_key_value_heads={self.num_key_value_heads}."
-            )
-        return self
-
 
 class VisionEncoderConfig(_EncoderConfig):
     """`vision_config` of a CLIP model's config.json."""
@@ -276,13 +273,7 @@ class VisionEncoderConfig(_EncoderConfig):
     image_size: Annotated[int, Field(ge=1, le=4096)] = 224
     patch_size: Annotated[int, Field(ge=1, le=4096)] = 32
 
-    @pydantic.model_validator(mode="after")
-    def _patches_fill_the_picture(self) -> Self:
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"image_size={self.image_size} does not divide into patch_size={self.patch_size}."
-            )
-        return self
+    _multiples: ClassVar = {**_EncoderConfig._multiples, "image_size": "patch_size"}
 
 
 class ProjectedVisionEncoderConfig(VisionEncoderConfig):
@@ -567,13 +558,25 @@ class ControlNetConfig(UNetConfig):
         return 2 ** (len(self.conditioning_embedding_out_channels) - 1)
 
 
-class SD3TransformerConfig(Config):
+class _HeadsConfig(Config):
+    """A transformer whose tokens have the channels of all heads."""
+
+    num_attention_heads: Count
+    attention_head_dim: Count
+
+    @property
+    def width(self) -> int:
+        """Channels of each token."""
+        return self.num_attention_heads * self.attention_head_dim
+
+
+class SD3TransformerConfig(_HeadsConfig):
     """`transformer/config.json` of an SD3Transformer2DModel."""
 
     sample_size: Count = 128  # latents along a side
     patch_size: Annotated[int, Field(ge=1, le=16)] = 2
     in_channels: Count = 16
-    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 18
+    num_layers: Blocks = 18
     attention_head_dim: Count = 64
     num_attention_heads: Count = 18
     joint_attention_dim: Count = 4096
@@ -584,6 +587,8 @@ class SD3TransformerConfig(Config):
     dual_attention_layers: tuple[int, ...] = ()
     qk_norm: Literal["rms_norm"] | None = None
 
+    _multiples: ClassVar = {"sample_size": "patch_size"}
+
     @pydantic.model_validator(mode="after")
     def _sizes_agree(self) -> Self:
         if self.caption_projection_dim != self.width:
@@ -591,10 +596,6 @@ class SD3TransformerConfig(Config):
                 f"caption_projection_dim={self.caption_projection_dim} should be "
                 f"num_attention_heads * attention_head_dim, {self.width}: text and picture are "
                 "attended to together."
-            )
-        if self.sample_size % self.patch_size:
-            raise ValueError(
-                f"sample_size={self.sample_size} does not divide into patch_size={self.patch_size}."
             )
         if self.sample_size // self.patch_size > self.pos_embed_max_size:
             raise ValueError(
@@ -608,16 +609,6 @@ class SD3TransformerConfig(Config):
         dual = sorted({*self.dual_attention_layers} & {*range(self.num_layers)})
         return self.model_copy(update={"dual_attention_layers": tuple(dual)})
 
-    @property
-    def width(self) -> int:
-        """Channels of each token."""
-        return self.num_attention_heads * self.attention_head_dim
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in latents."""
-        return self.sample_size, self.sample_size
-
 
 Axes = Annotated[tuple[Count, ...], Field(max_length=8)]  # a value for each axis of positions
 
@@ -627,7 +618,7 @@ class ZImageTransformerConfig(Config):
 
     in_channels: Count = 16
     dim: Count = 3840
-    n_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 30
+    n_layers: Blocks = 30
     n_refiner_layers: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = 2
     n_heads: Count = 30
     norm_eps: Positive = 1e-5
@@ -675,15 +666,14 @@ class ZImageTransformerConfig(Config):
         return min(self.dim, 256)
 
 
-class _FluxConfig(Config):
+class _FluxConfig(_HeadsConfig):
     """Blocks of FLUX.1 and FLUX.2."""
 
     in_channels: Count
     out_channels: Count | None = None  # null is in_channels
-    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
-    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
+    num_layers: Blocks
+    num_single_layers: Blocks
     attention_head_dim: Count = 128
-    num_attention_heads: Count
     joint_attention_dim: Count
     guidance_embeds: bool
     axes_dims_rope: Axes  # channels of a head by axis
@@ -709,19 +699,14 @@ class _FluxConfig(Config):
         """Return the config with the channels of the output as a number."""
         return self.model_copy(update={"out_channels": self.out_channels or self.in_channels})
 
-    @property
-    def width(self) -> int:
-        """Channels of each token."""
-        return self.num_attention_heads * self.attention_head_dim
-
 
 class FluxTransformerConfig(_FluxConfig):
     """`transformer/config.json` of a FluxTransformer2DModel, as FLUX.1 has it."""
 
     in_channels: Annotated[int, Field(ge=4, le=1 << 20, multiple_of=4)] = 64  # of four latents
     out_channels: Annotated[int, Field(ge=4, le=1 << 20, multiple_of=4)] | None = None
-    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 19
-    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 38
+    num_layers: Blocks = 19
+    num_single_layers: Blocks = 38
     num_attention_heads: Count = 24
     joint_attention_dim: Count = 4096
     pooled_projection_dim: Count = 768
@@ -736,8 +721,8 @@ class Flux2TransformerConfig(_FluxConfig):
     """`transformer/config.json` of a Flux2Transformer2DModel, as FLUX.2 klein has it."""
 
     in_channels: Count = 128
-    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 8
-    num_single_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 48
+    num_layers: Blocks = 8
+    num_single_layers: Blocks = 48
     num_attention_heads: Count = 48
     joint_attention_dim: Count = 15360
     timestep_guidance_channels: Even = 256
@@ -767,14 +752,14 @@ class Flux2TransformerConfig(_FluxConfig):
 THREE = Field(min_length=3, max_length=3)
 
 
-class CosmosTransformerConfig(Config):
+class CosmosTransformerConfig(_HeadsConfig):
     """`transformer/config.json` of a CosmosTransformer3DModel, as Anima has it."""
 
     in_channels: Count = 16
     out_channels: Count = 16
     num_attention_heads: Count = 32
     attention_head_dim: Annotated[int, Field(ge=18, le=1 << 20, multiple_of=2)] = 128
-    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 28
+    num_layers: Blocks = 28
     text_embed_dim: Count = 1024
     adaln_lora_dim: Count = 256
     # Latents in time, rows and columns, and how much more slowly heads turn by each
@@ -800,11 +785,6 @@ class CosmosTransformerConfig(Config):
                 "None, as in Cosmos-Predict2 and Anima."
             )
         return self
-
-    @property
-    def width(self) -> int:
-        """Channels of each token."""
-        return self.num_attention_heads * self.attention_head_dim
 
     @property
     def positions(self) -> int:
@@ -836,7 +816,7 @@ class AnimaConditionerConfig(Config):
     source_dim: Count = 1024
     target_dim: Count = 1024
     model_dim: Count = 1024
-    num_layers: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 6
+    num_layers: Blocks = 6
     num_attention_heads: Count = 16
     mlp_ratio: Annotated[float, Field(gt=0, le=64)] = 4.0
     target_vocab_size: Count = 32128
