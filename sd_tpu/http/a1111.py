@@ -25,7 +25,7 @@ from PIL import Image
 
 from sd_tpu.http.access import client_of
 from sd_tpu.http.control import REFERENCE_MODULE, Control, modules, take_units
-from sd_tpu.http.drawing import NOTHING, drawn, flag, png_of
+from sd_tpu.http.drawing import NOTHING, drawn, flag, png_of, refuse
 from sd_tpu.http.hires import PARAMETERS, UPSCALERS, Hires
 from sd_tpu.http.img2img import NUMBERS, PICTURES, Start, file_of
 from sd_tpu.http.schema import Body, anything, field_of
@@ -354,7 +354,7 @@ def _offer_drawing(router: fastapi.APIRouter, engine: EngineClient, clients: "_C
     async def progress(client: Client, skip_current_image: bool = False) -> dict:
         """Return how far the client's first request is."""
         tasks = clients.tasks(client)
-        progress = tasks[0].progress() if tasks else _idle_progress()
+        progress = tasks[0].progress() if tasks else _progress()
         if tasks and not skip_current_image:
             progress["current_image"] = await run_sync(tasks[0].preview)
         progress["state"]["job_count"] = sum(task.batches - task.batch for task in tasks)
@@ -541,22 +541,17 @@ class _Task:
             self._passes * self.batches
         )
         seconds = time.time() - self._since
-        return {
-            "progress": share,
-            "eta_relative": seconds * (1 / share - 1) if share else 0.0,
-            "state": {
-                "skipped": self.skipped,
-                "interrupted": self.interrupted,
-                "stopping_generation": False,
-                "job": f"Batch {self.batch + 1}",
-                "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(self._since)),
-                "job_no": self.batch,
-                "sampling_step": self._progress.step,
-                "sampling_steps": self._progress.steps,
-            },
-            "current_image": None,
-            "textinfo": None,
-        }
+        return _progress(
+            share,
+            seconds * (1 / share - 1) if share else 0.0,
+            skipped=self.skipped,
+            interrupted=self.interrupted,
+            job=f"Batch {self.batch + 1}",
+            job_timestamp=time.strftime("%Y%m%d%H%M%S", time.localtime(self._since)),
+            job_no=self.batch,
+            sampling_step=self._progress.step,
+            sampling_steps=self._progress.steps,
+        )
 
     def preview(self) -> str | None:
         """Return the unfinished picture: a PNG in base64."""
@@ -602,22 +597,16 @@ class _Task:
             job.cancel()
 
 
-def _idle_progress() -> dict[str, Any]:
+def _progress(share: float = 0.0, seconds_left: float = 0.0, **state: Any) -> dict[str, Any]:
+    """Return the answer of /progress; by default where nothing is drawn."""
+    idle: dict[str, Any] = dict(skipped=False, interrupted=False, stopping_generation=False)
+    idle |= dict(job="", job_timestamp="0", job_no=0, sampling_step=0, sampling_steps=0)
     return {
-        "progress": 0.0,
-        "eta_relative": 0.0,
+        "progress": share,
+        "eta_relative": seconds_left,
         "current_image": None,
         "textinfo": None,
-        "state": {
-            "skipped": False,
-            "interrupted": False,
-            "stopping_generation": False,
-            "job": "",
-            "job_timestamp": "0",
-            "job_no": 0,
-            "sampling_step": 0,
-            "sampling_steps": 0,
-        },
+        "state": {**idle, **state},
     }
 
 
@@ -753,11 +742,7 @@ def _refuse_absent(given: Mapping[str, Any], begun: bool, sampler: str) -> None:
     for name in asked:
         if isinstance(given[name], Mapping) and given[name]:  # scripts by name
             asked[asked.index(name)] = f"{name} ({', '.join(sorted(map(str, given[name])))})"
-    if asked:
-        raise ParameterError(
-            "This server does not have: {names}.",
-            names=", ".join(shortened(name)[1:-1] for name in asked),
-        )
+    refuse(asked)
 
 
 def _idle_here(given: Mapping[str, Any], begun: bool, sampler: str) -> set[str]:
@@ -787,16 +772,12 @@ def _options(given: Any, engine: EngineClient) -> dict[str, Any]:
                 name=name,
                 known=value,
             )
-    unknown = [
+    unknown = (
         name
         for name, values in _ABSENT_OPTIONS.items()
         if given.get(name) is not None and given[name] not in values
-    ]
-    if unknown:
-        raise ParameterError(
-            "This server does not have the options: {names}.",
-            names=", ".join(shortened(name)[1:-1] for name in sorted(unknown)),
-        )
+    )
+    refuse(sorted(unknown), " the options")
     options = {
         parameter: SETTINGS[_OPTIONS[parameter]].check(value)
         for parameter, value in given.items()

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from sd_tpu.http.drawing import NOTHING, flag
+from sd_tpu.http.drawing import NOTHING, flag, refuse
 from sd_tpu.http.img2img import Start, file_of
 from sd_tpu.pictures.detectors import CANNY, canny, in_colours
 from sd_tpu.pictures.images import MODULES, a1111_controlnet
@@ -30,6 +30,7 @@ _SETTINGS = {
     "guidance_end": "control_stop",
 }
 _SWITCHES = ("enabled", "enable", "is_enabled", "ad_tab_enable")  # of units
+OF = ", of controlnet"
 _NO_MODEL = ("None", "")
 _BOUND = Number(float, 0, 255)  # of a threshold
 # Fields of A1111's extension alone, with the values that change no picture here; those of others
@@ -133,10 +134,7 @@ class Control:
         if any(
             (unit.get("guidance_start", 0), unit.get("guidance_end", 1)) != (0, 1) for unit in units
         ):
-            raise ParameterError(
-                "This server does not have, of controlnet: {names}.",
-                names="guidance_start, guidance_end (ip-adapter)",
-            )
+            refuse(["guidance_start", "guidance_end (ip-adapter)"], OF)
         references = [_picture(unit, start, "The reference picture") for unit in units]
         values["reference"] = " ".join(each.name for each in references)
         values["reference_scale"] = first.get("weight", 1.0)
@@ -201,16 +199,8 @@ def _is_false(value: Any) -> bool:
 
 
 def _refuse_absent(unit: Mapping[str, Any]) -> None:
-    asked = [
-        name
-        for name in sorted(map(str, unit.keys() - _OWN - _IDLE))
-        if unit.get(name) not in _ABSENT.get(name, NOTHING)
-    ]
-    if asked:
-        raise ParameterError(
-            "This server does not have, of controlnet: {names}.",
-            names=", ".join(shortened(name)[1:-1] for name in asked),
-        )
+    names = sorted(map(str, unit.keys() - _OWN - _IDLE))
+    refuse((name for name in names if unit.get(name) not in _ABSENT.get(name, NOTHING)), OF)
 
 
 def _picture(unit: Mapping[str, Any], start: Start, whose: str) -> Input:
@@ -218,7 +208,7 @@ def _picture(unit: Mapping[str, Any], start: Start, whose: str) -> Input:
     image = unit.get("image") or unit.get("input_image")
     if isinstance(image, Mapping):  # as the extension's page has it, with a mask
         if image.get("mask"):
-            raise ParameterError("This server does not have, of controlnet: mask.")
+            refuse(["mask"], OF)
         image = image.get("image")
     if image:
         return Input(file_of(image), whose)

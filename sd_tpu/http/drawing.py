@@ -37,6 +37,19 @@ def flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
         ) from None
 
 
+def refuse(names: Iterable[Any], of: str = "") -> None:
+    """Raise ParameterError for what is asked for by these names, if there are any.
+
+    Args:
+        names: of what this server does not have.
+        of: what they are, as ", of controlnet".
+    """
+    if asked := [shortened(name)[1:-1] for name in names]:
+        raise ParameterError(
+            "This server does not have{of}: {names}.", of=of, names=", ".join(asked)
+        )
+
+
 async def drawn(
     engine: EngineClient,
     request: Request,

@@ -32,7 +32,7 @@ from PIL import Image
 from starlette.datastructures import FormData, UploadFile
 
 from sd_tpu.http.access import client_of
-from sd_tpu.http.drawing import drawn, png_of
+from sd_tpu.http.drawing import drawn, png_of, refuse
 from sd_tpu.http.schema import Body, anything, field_of
 from sd_tpu.pictures.images import MAX_FILE_BYTES, to_webp
 from sd_tpu.pictures.inputs import Input
@@ -414,11 +414,7 @@ def _read(
     known = {**_SETTINGS, **(_START if "init_image" in begun else {})}
     unknown = given.keys() - known.keys() - _ABSENT.keys() - _IDLE - _OWN
     asked = [name for name, idle in _ABSENT.items() if name in given and given[name] not in idle]
-    if unknown or asked:
-        raise ParameterError(
-            "This server does not have: {names}.",
-            names=", ".join(shortened(name)[1:-1] for name in (*sorted(unknown), *asked)),
-        )
+    refuse((*sorted(unknown), *asked))
     own: dict[str, Any] = {
         name: kind.check(given.get(name, _DEFAULTS[name]), name) for name, kind in _KINDS.items()
     }
