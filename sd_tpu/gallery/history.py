@@ -122,6 +122,10 @@ WITH found AS (
 SELECT id, number, made_at, favourite, request, run, place FROM ranked
 WHERE rank <= :runs ORDER BY rank, place, number
 """
+_CHOSEN = (
+    "FROM on_boards WHERE owner = :owner AND board = :name "
+    "AND picture IN (SELECT value FROM json_each(:ids))"
+)
 # A picture is no older than those that its owner made before it, whatever the clock said.
 _PRUNE_BY_AGE = f"""
 DELETE FROM pictures WHERE id IN (
@@ -315,18 +319,9 @@ class History:
             run: leaves out all others.
             board: leaves out what is not on it.
         """
-        hashed = _hashed(owner)
-        rows = self._ask(
-            _LIST,
-            dict(
-                owner=hashed,
-                least=int(favourites_only),
-                runs=runs,
-                words=words.casefold(),
-                run=run,
-                board=board,
-            ),
-            hashed,
+        least, words, hashed = int(favourites_only), words.casefold(), _hashed(owner)
+        rows = self._ask_waiting(
+            _LIST, owner, least=least, runs=runs, words=words, run=run, board=board
         )
         return [
             HistoryEntry(
@@ -344,11 +339,11 @@ class History:
 
     def picture(self, owner: str, id: str) -> Path | None:
         """Return the PNG file of the owner's picture; None if this owner has no such picture."""
-        hashed = _hashed(owner)
-        rows = self._ask(
-            "SELECT id, owner FROM pictures WHERE id = ? AND owner = ? AND deleted_at IS NULL",
-            (id, hashed),
-            hashed,
+        rows = self._ask_waiting(
+            "SELECT id, owner FROM pictures "
+            "WHERE id = :id AND owner = :owner AND deleted_at IS NULL",
+            owner,
+            id=id,
         )
         return self._file(*rows[0]) if rows else None
 
@@ -357,23 +352,23 @@ class History:
         have."""
         pending = dict.fromkeys(self._pending.keys() & {*ids}, False)
         rows = self._ask(
-            "SELECT id, favourite FROM pictures WHERE owner = ? AND deleted_at IS NULL"
-            " AND id IN (SELECT value FROM json_each(?))",
-            (_hashed(owner), json.dumps([*ids])),
+            "SELECT id, favourite FROM pictures WHERE owner = :owner AND deleted_at IS NULL"
+            " AND id IN (SELECT value FROM json_each(:ids))",
+            owner,
+            ids=json.dumps([*ids]),
         )
         return pending | {id: bool(favourite) for id, favourite in rows}
 
     def set_favourite(self, owner: str, id: str, favourite: bool) -> bool:
         """Mark a picture, or take the mark away; return whether the owner has such a picture."""
-        hashed = _hashed(owner)
-        return bool(
-            self._ask(
-                "UPDATE pictures SET favourite = ? WHERE id = ? AND owner = ? AND deleted_at IS "
-                "NULL RETURNING id",
-                (int(favourite), id, hashed),
-                hashed,
-            )
+        rows = self._ask_waiting(
+            "UPDATE pictures SET favourite = :to WHERE id = :id AND owner = :owner "
+            "AND deleted_at IS NULL RETURNING id",
+            owner,
+            to=int(favourite),
+            id=id,
         )
+        return bool(rows)
 
     # --- boards ---------------------------------------------------------------------------------
 
@@ -382,15 +377,15 @@ class History:
         rows = self._ask(
             "SELECT name, (SELECT count(*) FROM on_boards JOIN pictures ON id = picture "
             "WHERE on_boards.owner = boards.owner AND board = name AND deleted_at IS NULL) "
-            "FROM boards WHERE owner = ?",
-            (_hashed(owner),),
+            "FROM boards WHERE owner = :owner",
+            owner,
         )
         return dict(sorted(rows, key=lambda row: (row[0].casefold(), row[0])))
 
     def boards_with(self, owner: str, id: str) -> set[str]:
         """Return the names of the boards that the owner's picture is on."""
         rows = self._ask(
-            "SELECT board FROM on_boards WHERE owner = ? AND picture = ?", (_hashed(owner), id)
+            "SELECT board FROM on_boards WHERE owner = :owner AND picture = :id", owner, id=id
         )
         return {name for (name,) in rows}
 
@@ -405,7 +400,7 @@ class History:
             raise RequestError("There is a board “{name}” already.", name=name)
         if len(there) >= MAX_BOARDS:
             raise RequestError("There are {limit} boards, which is the limit.", limit=MAX_BOARDS)
-        self._ask("INSERT OR IGNORE INTO boards VALUES (?, ?)", (_hashed(owner), name))
+        self._ask("INSERT OR IGNORE INTO boards VALUES (:owner, :name)", owner, name=name)
         self.put_on_board(owner, name, ids)
         return name
 
@@ -420,7 +415,10 @@ class History:
             raise RequestError("There is a board “{name}” already.", name=to)
         self._know(name, there)
         self._ask(
-            "UPDATE boards SET name = ? WHERE owner = ? AND name = ?", (to, _hashed(owner), name)
+            "UPDATE boards SET name = :to WHERE owner = :owner AND name = :name",
+            owner,
+            to=to,
+            name=name,
         )
         return to
 
@@ -431,11 +429,10 @@ class History:
             RequestError: there is no such board.
         """
         self._know(name, self.boards(owner))
-        hashed = _hashed(owner)
         rows = self._ask(
-            "SELECT picture FROM on_boards WHERE owner = ? AND board = ?", (hashed, name)
+            "SELECT picture FROM on_boards WHERE owner = :owner AND board = :name", owner, name=name
         )
-        self._ask("DELETE FROM boards WHERE owner = ? AND name = ?", (hashed, name))
+        self._ask("DELETE FROM boards WHERE owner = :owner AND name = :name", owner, name=name)
         return [id for (id,) in rows]
 
     def put_on_board(self, owner: str, name: str, ids: Collection[str]) -> int:
@@ -447,27 +444,20 @@ class History:
             RequestError: there is no such board.
         """
         self._know(name, self.boards(owner))
-        hashed, chosen = _hashed(owner), json.dumps([*ids])
-        self._ask(
-            "INSERT OR IGNORE INTO on_boards SELECT owner, ?, id FROM pictures WHERE owner = ? "
-            "AND deleted_at IS NULL AND id IN (SELECT value FROM json_each(?))",
-            (name, hashed, chosen),
-            hashed,
+        chosen = dict(name=name, ids=json.dumps([*ids]))
+        self._ask_waiting(
+            "INSERT OR IGNORE INTO on_boards SELECT owner, :name, id FROM pictures "
+            "WHERE owner = :owner AND deleted_at IS NULL "
+            "AND id IN (SELECT value FROM json_each(:ids))",
+            owner,
+            **chosen,
         )
-        ((count,),) = self._ask(
-            "SELECT count(*) FROM on_boards WHERE owner = ? AND board = ? "
-            "AND picture IN (SELECT value FROM json_each(?))",
-            (hashed, name, chosen),
-        )
+        ((count,),) = self._ask(f"SELECT count(*) {_CHOSEN}", owner, **chosen)
         return count
 
     def take_off_board(self, owner: str, name: str, ids: Collection[str]) -> None:
         """Take pictures off a board, where they may not be."""
-        self._ask(
-            "DELETE FROM on_boards WHERE owner = ? AND board = ? "
-            "AND picture IN (SELECT value FROM json_each(?))",
-            (_hashed(owner), name, json.dumps([*ids])),
-        )
+        self._ask(f"DELETE {_CHOSEN}", owner, name=name, ids=json.dumps([*ids]))
 
     @staticmethod
     def _know(name: str, there: Collection[str]) -> None:
@@ -483,13 +473,13 @@ class History:
         They are deleted for good as soon as UNDO_SECONDS have passed without `restore`, or when the
         history is closed. Returns nothing if there is no such picture of this owner.
         """
-        hashed = _hashed(owner)
-        rows = self._ask(
+        rows = self._ask_waiting(
             "UPDATE pictures SET deleted_at = :now WHERE owner = :owner "
             f"AND deleted_at IS NULL AND (id = :id OR :id IS NULL AND NOT {_WANTED}) "
             "RETURNING id, owner",
-            dict(now=time.time(), owner=hashed, id=id),
-            hashed,
+            owner,
+            now=time.time(),
+            id=id,
         )
         if rows:
             self._undoable = self._make_timer()  # earlier ones go on: each is for its own deletion
@@ -502,8 +492,8 @@ class History:
         A picture may have been drawn twice, with the same bytes.
         """
         rows = self._ask(
-            "SELECT id, owner, bytes FROM pictures WHERE owner = ? AND deleted_at IS NULL",
-            (_hashed(owner),),
+            "SELECT id, owner, bytes FROM pictures WHERE owner = :owner AND deleted_at IS NULL",
+            owner,
         )
         there: dict[int, list[Path]] = {}
         for name, hashed, size in rows:
@@ -515,13 +505,12 @@ class History:
 
         Returns how many pictures are there again.
         """
-        return len(
-            self._ask(
-                "UPDATE pictures SET deleted_at = NULL WHERE owner = :owner AND deleted_at = "
-                "(SELECT max(deleted_at) FROM pictures WHERE owner = :owner) RETURNING id",
-                dict(owner=_hashed(owner)),
-            )
+        rows = self._ask(
+            "UPDATE pictures SET deleted_at = NULL WHERE owner = :owner AND deleted_at = "
+            "(SELECT max(deleted_at) FROM pictures WHERE owner = :owner) RETURNING id",
+            owner,
         )
+        return len(rows)
 
     def drop(self, owner: str, id: str) -> None:
         """Delete a picture for good at once, unless it is a favourite or on a board by now."""
@@ -548,7 +537,7 @@ class History:
         )
 
     def _prune_by_age(self) -> int:
-        times = [made_at for (made_at,) in self._ask("SELECT made_at FROM pictures", ())]
+        times = [made_at for (made_at,) in self._rows("SELECT made_at FROM pictures")]
         count = self._delete(_PRUNE_BY_AGE, (self._oldest(times), max(1, len(times) // SHARE)))
         if count:
             self._note_aging()
@@ -640,13 +629,17 @@ class History:
         with self._starting:
             return [future for whose, future in self._pending.values() if owner in (None, whose)]
 
-    def _ask(self, statement: str, values: tuple | dict, owner: str | None = None) -> list[tuple]:
-        """Return the rows of a statement.
+    def _ask_waiting(self, statement: str, owner: str, **values: Any) -> list[tuple]:
+        """Return rows as `_ask`, once pictures that the owner is adding are there, or
+        PENDING_SECONDS have passed."""
+        futures.wait(self._adding(_hashed(owner)), PENDING_SECONDS)
+        return self._ask(statement, owner, **values)
 
-        It waits at most PENDING_SECONDS for pictures that an owner, given by its hash, is adding.
-        """
-        if owner:
-            futures.wait(self._adding(owner), PENDING_SECONDS)
+    def _ask(self, statement: str, owner: str, **values: Any) -> list[tuple]:
+        """Return the rows of a statement with named values, among them the owner's hash."""
+        return self._rows(statement, owner=_hashed(owner), **values)
+
+    def _rows(self, statement: str, **values: Any) -> list[tuple]:
         with _as_history_error(Sentence("The history cannot be read or changed")):
             if not statement.lstrip().startswith(("SELECT", "WITH")):
                 return self._run(statement, values)

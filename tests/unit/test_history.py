@@ -6,8 +6,6 @@ import logging
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -22,6 +20,7 @@ from sd_tpu.gallery.history import DRAFT_SECONDS, History, HistoryEntry, History
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request
 from sd_tpu.settings import SETTINGS, Picture, RequestError
+from tests.support.processes import told_by
 
 ANNA, BEN = "anna" * 8, "ben " * 8
 PICTURE = Picture(prompt="a cat, café 猫", seed=2**32 - 1, negative_prompt="fog")
@@ -73,7 +72,7 @@ def test_a_picture_is_on_any_number_of_boards_also_after_a_restart(history):
     assert ids(again, board="Cats, café") == [third]
     again.delete(ANNA, third)
     again._delete_for_good(-1.0)
-    assert again._ask("SELECT * FROM on_boards", ()) == []
+    assert again._rows("SELECT * FROM on_boards") == []
     again.close()
 
 
@@ -129,8 +128,8 @@ def test_what_is_on_a_board_stays_like_a_favourite(tmp_path):
 def test_a_history_of_before_there_were_boards_goes_on(history):
     (old,) = add(history, 1)
     for table in ("on_boards", "boards"):
-        history._ask(f"DROP TABLE {table}", ())
-    history._ask("PRAGMA user_version = 3", ())
+        history._rows(f"DROP TABLE {table}")
+    history._rows("PRAGMA user_version = 3")
     history.close()
     again = History(history.folder)
     again.make_board(ANNA, "a", [old])
@@ -160,7 +159,8 @@ def test_what_was_kept_before_a_setting_was_invented_has_its_default(history):
     assert history.entries(ANNA)[0].picture.cache_interval == 3
     kept = vars(PICTURE)
     older = {name: kept[name] for name in kept if not SETTINGS[name].expert}
-    history._ask("UPDATE pictures SET request = ? WHERE id = ?", (json.dumps(older), entry.id))
+    values = dict(text=json.dumps(older), id=entry.id)
+    history._rows("UPDATE pictures SET request = :text WHERE id = :id", **values)
     assert history.entries(ANNA)[0].picture == PICTURE
 
 
@@ -178,7 +178,8 @@ def test_what_was_kept_as_a_request_for_one_picture_is_read_as_that_picture(hist
         "seed": 7,
         "own": [],
     }
-    history._ask("UPDATE pictures SET request = ? WHERE id = ?", (json.dumps(older), entry.id))
+    values = dict(text=json.dumps(older), id=entry.id)
+    history._rows("UPDATE pictures SET request = :text WHERE id = :id", **values)
     assert history.entries(ANNA)[0].picture == Picture(
         prompt="a hen",
         negative_prompt="fog",
@@ -391,12 +392,7 @@ DYING = textwrap.dedent("""
 def test_a_killed_server_loses_no_picture_and_leaves_a_history_that_opens(tmp_path):
     stages = {"file begun": 1, "file renamed": 2, "row written": 2, "file deleted": 0}
     moments = [str(milliseconds) for milliseconds in (5, 20, 50, 90, 150)]
-    told = subprocess.run(
-        [sys.executable, "-c", DYING, tmp_path, *stages, *moments],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    told = told_by(DYING, tmp_path, *stages, *moments).stdout
     lives = [block.split() for block in told.split("\n-- ")]
     added = [[word for word in block if len(word) == 32] for block in lives]
     for name, told_ids in zip([*stages, *moments], added, strict=False):
@@ -541,10 +537,10 @@ def test_a_history_of_before_files_were_named_by_owners_goes_on(history, monkeyp
     for id in old:
         history.picture(ANNA, id).rename(history.folder / "pictures" / f"{id}.png")
     for column in ("run", "place", "deleted_at"):
-        history._ask(f"ALTER TABLE pictures DROP COLUMN {column}", ())
+        history._rows(f"ALTER TABLE pictures DROP COLUMN {column}")
     for table in ("on_boards", "boards"):
-        history._ask(f"DROP TABLE {table}", ())
-    history._ask("PRAGMA user_version = 1", ())
+        history._rows(f"DROP TABLE {table}")
+    history._rows("PRAGMA user_version = 1")
     monkeypatch.setattr(History, "prune", lambda _: None)
     history.close()
     again = History(history.folder)
