@@ -310,15 +310,15 @@ class Request:
         pictures[index] = picture
         return type(self)(tuple(pictures))
 
+    def each(self, change: Callable[[Picture], Picture]) -> Self:
+        """Return the request with this change to each of its pictures."""
+        return type(self)(tuple(picture and change(picture) for picture in self.pictures))
+
     def with_known_models(self, models: Collection[str]) -> Self:
         """Return the request with unknown models left to the server."""
-        return type(self)(
-            tuple(
-                picture
-                and dataclasses.replace(
-                    picture, model=picture.model if picture.model in models else ""
-                )
-                for picture in self.pictures
+        return self.each(
+            lambda picture: (
+                picture if picture.model in models else dataclasses.replace(picture, model="")
             )
         )
 
@@ -334,12 +334,8 @@ class Request:
 
     def without_inputs(self) -> Self:
         """Return the request without uploaded pictures."""
-        return type(self)(
-            tuple(
-                picture and dataclasses.replace(picture, **dict.fromkeys(UPLOADS, ""))
-                for picture in self.pictures
-            )
-        )
+        none = dict.fromkeys(UPLOADS, "")
+        return self.each(lambda picture: dataclasses.replace(picture, **none))
 
     def explicit(self, schedule_of: Callable[[Picture], Schedule]) -> Self:
         """Return the request with the spacings named that models use by default.
@@ -347,18 +343,13 @@ class Request:
         Args:
             schedule_of: returns the schedule of a picture's model.
         """
-        return type(self)(
-            tuple(
-                picture
-                and dataclasses.replace(
-                    picture,
-                    spacing=spacing_taken(
-                        picture.sampler, schedule_of(picture), picture.spacing or None
-                    ),
-                )
-                for picture in self.pictures
-            )
-        )
+
+        def named(picture: Picture) -> Picture:
+            spacing, schedule = picture.spacing or None, schedule_of(picture)
+            spacing = spacing_taken(picture.sampler, schedule, spacing)
+            return dataclasses.replace(picture, spacing=spacing)
+
+        return self.each(named)
 
 
 def for_all(common_values: Mapping[str, Any], catalog: ModelCatalog) -> Picture:
