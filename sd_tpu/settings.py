@@ -71,12 +71,21 @@ def of_prompt(index: int | None) -> Sentence | str:
 # --- kinds of settings --------------------------------------------------------------------------
 
 
+class _Texts:
+    """Values that are texts."""
+
+    type = str
+
+    def parse(self, text: str) -> str:
+        """Parse a text from a link, a file or a command line."""
+        return text
+
+
 @dataclasses.dataclass(frozen=True)
-class Text:
+class Text(_Texts):
     """A text without half characters and without spaces around it."""
 
     limit: int = MAX_PROMPT_LENGTH
-    type = str
 
     def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Return the value as a picture holds it; None is the empty text. Raises RequestError."""
@@ -95,10 +104,6 @@ class Text:
         # Half of a surrogate pair is no character: it can neither be tokenized nor saved.
         return value.encode("utf-8", "ignore").decode("utf-8").strip()
 
-    def parse(self, text: str) -> str:
-        """Parse a text from a link, a file or a command line."""
-        return text
-
     def shown(self, value: Any) -> str:
         """Return the value as a caption of one line."""
         return " ".join(str(value).split())
@@ -116,14 +121,13 @@ class Name(Text):
 
 
 @dataclasses.dataclass(frozen=True)
-class Upload:
+class Upload(_Texts):
     """An uploaded picture, named by the hash of its content, or up to `most`; "" is none.
 
     Names of several stand in their order, with a space between.
     """
 
     most: int = 1
-    type = str
 
     def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Return the value as a picture holds it; None is none. Raises RequestError."""
@@ -143,10 +147,6 @@ class Upload:
                 most=self.most,
             )
         return value
-
-    def parse(self, text: str) -> str:
-        """Parse a text from a link, a file or a command line."""
-        return text
 
     def shown(self, value: Any) -> str:
         """Return the first digits of each name, enough to tell it from others."""
@@ -200,7 +200,7 @@ class Number:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Choice(_Texts):
     """One of several keys.
 
     Attributes:
@@ -212,7 +212,6 @@ class Choice:
     options: Mapping[str, str]
     per: str = ""
     allowed_keys: Callable[[str], tuple[str, ...]] = lambda _: ()
-    type = str
 
     def check(self, value: Any, name: Sentence | str, of: Sentence | str = "") -> str:
         """Return the value as a picture holds it; None is the empty key. Raises RequestError."""
@@ -226,10 +225,6 @@ class Choice:
                 known=", ".join(filter(None, self.options)),
             )
         return value
-
-    def parse(self, text: str) -> str:
-        """Parse a text from a link, a file or a command line."""
-        return text
 
     def shown(self, value: Any) -> str:
         """Return the name that people are shown for a key."""
