@@ -321,28 +321,33 @@ def _unpacked(file: Path, expected: Params, dtype: Any, sharding: Any) -> dict[s
     )
 
 
+# Values of a UNet, and of the half of one that a ControlNet is.
+BLOCKS: dict[str, Any] = dict(
+    sample_size=32,
+    in_channels=4,
+    down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
+    only_cross_attention=False,
+    block_out_channels=(320, 640, 1280, 1280),
+    layers_per_block=2,
+    attention_head_dim=8,
+    num_attention_heads=None,
+    cross_attention_dim=1280,
+    dropout=0.0,
+    use_linear_projection=False,
+    flip_sin_to_cos=True,
+    freq_shift=0,
+)
+
+
 class FlaxUNet2DConditionModel(Network):
     """The denoising UNet."""
 
     network = UNet2DConditionModel
     network_config = UNetConfig
-    defaults: ClassVar = dict(
-        sample_size=32,
-        in_channels=4,
+    defaults: ClassVar = BLOCKS | dict(
         out_channels=4,
-        down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
         up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
         mid_block_type="UNetMidBlock2DCrossAttn",
-        only_cross_attention=False,
-        block_out_channels=(320, 640, 1280, 1280),
-        layers_per_block=2,
-        attention_head_dim=8,
-        num_attention_heads=None,
-        cross_attention_dim=1280,
-        dropout=0.0,
-        use_linear_projection=False,
-        flip_sin_to_cos=True,
-        freq_shift=0,
         use_memory_efficient_attention=False,
         split_head_dim=False,
         transformer_layers_per_block=1,
@@ -410,20 +415,7 @@ class FlaxControlNetModel(Network):
 
     network = ControlNetModel
     network_config = ControlNetConfig
-    defaults: ClassVar = dict(
-        sample_size=32,
-        in_channels=4,
-        down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
-        only_cross_attention=False,
-        block_out_channels=(320, 640, 1280, 1280),
-        layers_per_block=2,
-        attention_head_dim=8,
-        num_attention_heads=None,
-        cross_attention_dim=1280,
-        dropout=0.0,
-        use_linear_projection=False,
-        flip_sin_to_cos=True,
-        freq_shift=0,
+    defaults: ClassVar = BLOCKS | dict(
         controlnet_conditioning_channel_order="rgb",
         conditioning_embedding_out_channels=(16, 32, 96, 256),
     )
