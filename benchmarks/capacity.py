@@ -6,7 +6,6 @@ arrive at random, on devices that take that long. Each of several hosts has a sc
 and requests are divided among them as `deploy.orders` does it.
 """
 
-import argparse
 import dataclasses
 import heapq
 import itertools
@@ -23,6 +22,7 @@ from benchmarks import tpu_compile
 from benchmarks.records import RESULTS, Record, read_all
 from benchmarks.report import parser, report
 from deploy.orders import Host, ranked
+from sd_tpu.cli.flags import positive
 from sd_tpu.runtime.slots import GUIDED
 from sd_tpu.serving.engine import SLOTS
 from sd_tpu.serving.job import Done
@@ -215,7 +215,7 @@ def rows(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Simulate each load and report the table."""
     flags = parser("capacity", __doc__.splitlines()[0])
-    flags.add_argument("--steps", type=_positive, default=20, help="of a picture (%(default)s)")
+    flags.add_argument("--steps", type=positive, default=20, help="of a picture (%(default)s)")
     flags.add_argument(
         "--price",
         type=float,
@@ -224,10 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="of a chip for an hour; by default (%(default).2f) Google's list price "
         "of v5e on demand",
     )
-    flags.add_argument("--requests", type=_positive, default=1000, help="to simulate (%(default)s)")
+    flags.add_argument("--requests", type=positive, default=1000, help="to simulate (%(default)s)")
     flags.add_argument(
         "--hosts",
-        type=_positive,
+        type=positive,
         nargs="+",
         default=[1, 4],
         help=f"each of {CHIPS} chips (%(default)s)",
@@ -256,12 +256,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"done; ${args.price:.2f} for a chip and hour."
         ],
     )
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number from 1")
-    return int(text)
 
 
 if __name__ == "__main__":

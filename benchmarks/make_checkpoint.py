@@ -46,6 +46,11 @@ def _text_encoder(
     return {**common, **differing}
 
 
+def _projected(hidden: int, layers: int, heads: int, activation: str) -> dict[str, Any]:
+    kind = dict(architectures=["CLIPTextModelWithProjection"], eos_token_id=2)
+    return _text_encoder(hidden, layers, heads, activation, projection_dim=hidden, **kind)
+
+
 def _unet(**differing) -> dict[str, Any]:
     common = dict(
         _class_name="UNet2DConditionModel",
@@ -92,15 +97,10 @@ def _vae(*channels: int, **differing) -> dict[str, Any]:
 
 def _sd3(clip: int, big_clip: int, layers: tuple[int, int], **transformer) -> dict[str, Any]:
     """Return the configs of a Stable Diffusion 3 without T5, but for the autoencoder's."""
-    projected = dict(architectures=["CLIPTextModelWithProjection"], eos_token_id=2)
     return dict(
         model_index=dict(_class_name="StableDiffusion3Pipeline"),
-        text_encoder=_text_encoder(
-            clip, layers[0], clip // 64, "quick_gelu", projection_dim=clip, **projected
-        ),
-        text_encoder_2=_text_encoder(
-            big_clip, layers[1], big_clip // 64, "gelu", projection_dim=big_clip, **projected
-        ),
+        text_encoder=_projected(clip, layers[0], clip // 64, "quick_gelu"),
+        text_encoder_2=_projected(big_clip, layers[1], big_clip // 64, "gelu"),
         transformer=dict(
             _class_name="SD3Transformer2DModel",
             patch_size=2,
@@ -140,6 +140,7 @@ _TINY_UNET = dict(
     up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"],
 )
 _TINY_VAE = dict(_class_name="AutoencoderTiny")  # those of TAESD are its defaults
+_SMALL = dict(layers_per_block=1, norm_num_groups=8, sample_size=32)  # of a VAE
 
 _NOISE = dict(
     beta_start=0.00085,
@@ -205,6 +206,55 @@ _TINY_QWEN3 = dict(
     head_dim=8,
 )
 
+_FLUX_VAE = _vae_3(128, 256, 512, 512, sample_size=1024, scaling_factor=0.3611, shift_factor=0.1159)
+_Z_IMAGE: dict[str, dict[str, Any]] = dict(
+    model_index=dict(_class_name="ZImagePipeline"),
+    text_encoder=_QWEN3_4B,
+    transformer=dict(
+        _class_name="ZImageTransformer2DModel",
+        in_channels=16,
+        dim=3840,
+        n_layers=30,
+        n_refiner_layers=2,
+        n_heads=30,
+        n_kv_heads=30,
+        cap_feat_dim=2560,
+        axes_dims=[32, 48, 48],
+        axes_lens=[1536, 512, 512],
+        sample_size=128,
+    ),
+    vae=_FLUX_VAE,
+    scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
+)
+_FLUX2_VAE = "AutoencoderKLFlux2"
+_KLEIN: dict[str, dict[str, Any]] = dict(
+    model_index=dict(_class_name="Flux2KleinPipeline", is_distilled=True),
+    text_encoder=_QWEN3_4B,
+    transformer=dict(
+        _class_name="Flux2Transformer2DModel",
+        in_channels=128,
+        num_layers=5,
+        num_single_layers=20,
+        attention_head_dim=128,
+        num_attention_heads=24,
+        joint_attention_dim=7680,
+        axes_dims_rope=[32, 32, 32, 32],
+        rope_theta=2000,
+        guidance_embeds=False,
+        sample_size=64,
+    ),
+    vae=_vae(
+        *(128, 256, 512, 512),
+        sample_size=1024,
+        latent_channels=32,
+        scaling_factor=1.0,
+        _class_name=_FLUX2_VAE,
+    ),
+    scheduler=dict(
+        _class_name="FlowMatchEulerDiscreteScheduler", shift=3.0, use_dynamic_shifting=True
+    ),
+)
+
 # The configs of the published checkpoints, as far as they shape the computation, by folder, and
 # model_index.json. The tiny ones have the same kinds of blocks and run in moments.
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
@@ -250,15 +300,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "sdxl": dict(
         model_index=_SDXL,
         text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
-        text_encoder_2=_text_encoder(
-            1280,
-            32,
-            20,
-            "gelu",
-            projection_dim=1280,
-            eos_token_id=2,
-            architectures=["CLIPTextModelWithProjection"],
-        ),
+        text_encoder_2=_projected(1280, 32, 20, "gelu"),
         unet=_unet_xl(
             attention_head_dim=[5, 10, 20],
             cross_attention_dim=2048,
@@ -271,27 +313,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         vae=_vae(128, 256, 512, 512, sample_size=1024, scaling_factor=0.13025, force_upcast=True),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
     ),
-    "zimage": dict(
-        model_index=dict(_class_name="ZImagePipeline"),
-        text_encoder=_QWEN3_4B,
-        transformer=dict(
-            _class_name="ZImageTransformer2DModel",
-            in_channels=16,
-            dim=3840,
-            n_layers=30,
-            n_refiner_layers=2,
-            n_heads=30,
-            n_kv_heads=30,
-            cap_feat_dim=2560,
-            axes_dims=[32, 48, 48],
-            axes_lens=[1536, 512, 512],
-            sample_size=128,
-        ),
-        vae=_vae_3(
-            128, 256, 512, 512, sample_size=1024, scaling_factor=0.3611, shift_factor=0.1159
-        ),
-        scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
-    ),
+    "zimage": _Z_IMAGE,
     "anima": dict(
         model_index=dict(_class_name="AnimaModularPipeline"),
         text_encoder=_QWEN3_4B
@@ -315,30 +337,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         vae=dict(_class_name="AutoencoderKLQwenImage"),
         scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
     ),
-    "klein": dict(
-        model_index=dict(_class_name="Flux2KleinPipeline", is_distilled=True),
-        text_encoder=_QWEN3_4B,
-        transformer=dict(
-            _class_name="Flux2Transformer2DModel",
-            in_channels=128,
-            num_layers=5,
-            num_single_layers=20,
-            attention_head_dim=128,
-            num_attention_heads=24,
-            joint_attention_dim=7680,
-            axes_dims_rope=[32, 32, 32, 32],
-            rope_theta=2000,
-            guidance_embeds=False,
-            sample_size=64,
-        ),
-        vae=dict(
-            _vae(128, 256, 512, 512, sample_size=1024, latent_channels=32, scaling_factor=1.0),
-            _class_name="AutoencoderKLFlux2",
-        ),
-        scheduler=dict(
-            _class_name="FlowMatchEulerDiscreteScheduler", shift=3.0, use_dynamic_shifting=True
-        ),
-    ),
+    "klein": _KLEIN,
     "schnell": dict(
         model_index=dict(_class_name="FluxPipeline"),
         text_encoder=_text_encoder(768, 12, 12, "quick_gelu"),
@@ -356,9 +355,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
             guidance_embeds=False,
             sample_size=128,
         ),
-        vae=_vae_3(
-            128, 256, 512, 512, sample_size=1024, scaling_factor=0.3611, shift_factor=0.1159
-        ),
+        vae=_FLUX_VAE,
         scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=1.0),
     ),
     # SD 3.5 medium without T5, and with it.
@@ -368,7 +365,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         model_index=_SD,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
         unet=_unet(**_TINY_UNET),
-        vae=_vae(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32),
+        vae=_vae(8, 16, 16, **_SMALL),
         scheduler=dict(_NOISE, _class_name="PNDMScheduler", skip_prk_steps=True),
     ),
     "tinylcm": dict(
@@ -387,15 +384,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "tinyxl": dict(
         model_index=_SDXL,
         text_encoder=_text_encoder(32, 2, 4, "quick_gelu"),
-        text_encoder_2=_text_encoder(
-            32,
-            2,
-            4,
-            "gelu",
-            projection_dim=32,
-            eos_token_id=2,
-            architectures=["CLIPTextModelWithProjection"],
-        ),
+        text_encoder_2=_projected(32, 2, 4, "gelu"),
         unet=_unet_xl(
             attention_head_dim=[2, 4, 4],
             cross_attention_dim=64,
@@ -406,9 +395,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
             norm_num_groups=8,
             projection_class_embeddings_input_dim=32 + 6 * 8,
         ),
-        vae=_vae(
-            8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32, force_upcast=True
-        ),
+        vae=_vae(8, 16, 16, **_SMALL, force_upcast=True),
         scheduler=dict(_NOISE, _class_name="EulerDiscreteScheduler"),
     ),
     "tiny3": dict(
@@ -426,59 +413,25 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
             dual_attention_layers=[0],
             qk_norm="rms_norm",
         ),
-        vae=_vae_3(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32),
+        vae=_vae_3(8, 16, 16, **_SMALL),
     ),
     "tinyzimage": dict(
-        model_index=dict(_class_name="ZImagePipeline"),
+        _Z_IMAGE,
         text_encoder=_TINY_QWEN3,
-        transformer=dict(
-            _class_name="ZImageTransformer2DModel",
-            in_channels=16,
-            dim=48,
-            n_layers=2,
-            n_refiner_layers=1,
-            n_heads=3,
-            n_kv_heads=3,
-            cap_feat_dim=16,
-            axes_dims=[4, 6, 6],
-            axes_lens=[1536, 64, 64],
-            sample_size=8,
-        ),
-        vae=_vae_3(8, 16, 16, layers_per_block=1, norm_num_groups=8, sample_size=32),
-        scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
+        transformer=_Z_IMAGE["transformer"]
+        | dict(dim=48, n_layers=2, n_refiner_layers=1, n_heads=3, n_kv_heads=3, cap_feat_dim=16)
+        | dict(axes_dims=[4, 6, 6], axes_lens=[1536, 64, 64], sample_size=8),
+        vae=_vae_3(8, 16, 16, **_SMALL),
     ),
     "tinyklein": dict(
-        model_index=dict(_class_name="Flux2KleinPipeline", is_distilled=True),
+        _KLEIN,
         text_encoder=_TINY_QWEN3,
-        transformer=dict(
-            _class_name="Flux2Transformer2DModel",
-            in_channels=32,
-            num_layers=1,
-            num_single_layers=2,
-            attention_head_dim=16,
-            num_attention_heads=3,
-            joint_attention_dim=48,
-            timestep_guidance_channels=32,
-            axes_dims_rope=[4, 4, 4, 4],
-            rope_theta=2000,
-            guidance_embeds=False,
-            sample_size=4,
-        ),
-        vae=dict(
-            _vae(
-                8,
-                16,
-                16,
-                layers_per_block=1,
-                norm_num_groups=8,
-                sample_size=32,
-                latent_channels=8,
-                scaling_factor=1.0,
-            ),
-            _class_name="AutoencoderKLFlux2",
-        ),
-        scheduler=dict(
-            _class_name="FlowMatchEulerDiscreteScheduler", shift=3.0, use_dynamic_shifting=True
+        transformer=_KLEIN["transformer"]
+        | dict(in_channels=32, num_layers=1, num_single_layers=2, attention_head_dim=16)
+        | dict(num_attention_heads=3, joint_attention_dim=48, timestep_guidance_channels=32)
+        | dict(axes_dims_rope=[4, 4, 4, 4], sample_size=4),
+        vae=_vae(
+            8, 16, 16, **_SMALL, latent_channels=8, scaling_factor=1.0, _class_name=_FLUX2_VAE
         ),
     ),
 }
