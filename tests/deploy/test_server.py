@@ -24,6 +24,7 @@ from sd_tpu.folders import cache_folder, data_folder, temporary_folder
 from sd_tpu.http import gate
 from sd_tpu.http.access import Access, read_keys
 from sd_tpu.http.gate import Gate, Names
+from tests.support.processes import told_by
 
 PATIENCE = 120.0  # seconds
 # What a shell starts in the background ignores Ctrl+C, and so would what these tests start.
@@ -261,8 +262,7 @@ def test_importing_the_page_takes_no_time_for_editors_stubs():
         "with mock.patch.object(ast, 'get_source_segment') as looked_up: "
         "app._import_page(); print('looked up', looked_up.call_count, inspect.getfile is getfile)"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "looked up 0 True" in told.stdout, told.stderr
+    assert "looked up 0 True" in told_by(program).stdout
 
 
 def test_leaving_is_not_held_up_by_what_still_runs():
@@ -271,10 +271,7 @@ def test_leaving_is_not_held_up_by_what_still_runs():
         "atexit.register(print, 'by its own way'); "
         "threading.Thread(target=threading.Event().wait).start(); print('told'); leave(0)"
     )
-    left = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert (left.returncode, left.stdout) == (0, "told\n")
+    assert told_by(program, timeout=PATIENCE).stdout == "told\n"
 
 
 def test_gradios_files_do_not_outlive_their_server_even_if_it_was_killed(tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import told_by
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
@@ -82,14 +84,8 @@ def test_a_wheel_asks_for_what_running_needs_and_gives_a_command(wheel):
 
 def test_what_is_installed_finds_its_model_from_anywhere(wheel, tmp_path):
     wheel.extractall(tmp_path / "site")
-    told = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-    ).stdout
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    told = told_by(PROGRAM, cwd=tmp_path, env=env).stdout
     module, model, name = json.loads(told.splitlines()[-1])
     assert Path(module).is_relative_to(tmp_path / "site")
     assert Path(model).is_relative_to(tmp_path / "site")
@@ -100,6 +96,6 @@ def test_what_is_installed_finds_its_model_from_anywhere(wheel, tmp_path):
         check=True,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        env=env,
     ).stdout
     assert "--port" in helped

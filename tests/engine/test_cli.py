@@ -4,8 +4,6 @@ import argparse
 import dataclasses
 import hashlib
 import shutil
-import subprocess
-import sys
 import threading
 from io import StringIO
 from pathlib import Path
@@ -32,6 +30,7 @@ from sd_tpu.wildcards import Wildcards
 from tests.support.asking import make_request
 from tests.support.command import run
 from tests.support.networks import make_adapter, make_controlnet, make_encoder, make_tiny
+from tests.support.processes import told_by
 
 LONG_PROMPT = "a dog " * 120
 
@@ -981,10 +980,7 @@ def test_what_only_asks_for_devices_imports_nothing_that_draws():
         "import sys; from sd_tpu import cli; cli.main(['devices']); "
         "print({'flax', 'transformers', 'pydantic', 'scipy', 'gradio'} & {*sys.modules})"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert told.splitlines()[-1] == "set()", told
+    assert told_by(program).stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize("command", ["generate", "journey", "teach"])
@@ -994,9 +990,7 @@ def test_what_is_wrong_with_flags_is_said_before_what_draws_is_imported(command)
         f"with contextlib.suppress(SystemExit): cli.main([{command!r}, '--no-such-flag'])\n"
         "print({'flax', 'transformers', 'huggingface_hub'} & {*sys.modules})"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    told = told_by(program)
     assert told.stdout == "set()\n" and "the following arguments are required" in told.stderr
 
 
@@ -1006,10 +1000,7 @@ def test_what_is_wrong_with_flags_is_said_before_the_page_is_imported():
         "import sys; from sd_tpu import app; app.main(['--decoder-for', 'pictures']); "
         "print({'gradio', 'mcp', 'pandas'} & {*sys.modules})"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert told == "set()\n", told
+    assert told_by(program).stdout == "set()\n"
 
 
 def test_devices_says_nothing_more_on_a_tpu(monkeypatch):

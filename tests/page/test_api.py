@@ -19,33 +19,15 @@ from tests.support.asking import make_request
 
 
 def test_programs_get_pictures_in_their_places_and_the_seed(client, page_engine):
+    settings = dict(steps=2, guidance=2.5, sampler="euler", spacing="karras")
+    settings |= dict(negative_prompt="blur", guidance_stop=0.5, cache_interval=2)
     pictures, seed, sentence = client.predict(
-        ["first", "", "third"],
-        seed=5,
-        steps=2,
-        guidance=2.5,
-        sampler="euler",
-        spacing="karras",
-        negative_prompt="blur",
-        guidance_stop=0.5,
-        cache_interval=2,
-        api_name="/generate",
+        ["first", "", "third"], seed=5, **settings, api_name="/generate"
     )
     assert (pictures[1], seed) == (None, 5) and sentence.startswith("Done in")
     asked = read_png(Path(pictures[2]).read_bytes())
     assert asked == make_request(
-        prompts=("third",),
-        seed=7,
-        steps=2,
-        guidance=2.5,
-        sampler="euler",
-        spacing="karras",
-        negative_prompt="blur",
-        guidance_stop=0.5,
-        cache_interval=2,
-        height=32,
-        width=32,
-        model=page_engine.catalog.first,
+        prompts=("third",), seed=7, **settings, height=32, width=32, model=page_engine.catalog.first
     )
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import fastapi
@@ -16,6 +14,7 @@ from gradio.state_holder import SessionState, StateHolder
 from gradio.tunneling import CURRENT_TUNNELS, Tunnel
 
 from sd_tpu import gradio_compat
+from tests.support.processes import told_by
 
 WITHOUT_STUBS = """
 import pathlib
@@ -43,7 +42,7 @@ def parameters(function) -> list[str]:
 @pytest.mark.slow("imports Gradio in a process of its own")
 def test_no_stubs_are_written_while_gradio_is_imported():
     assert "inspect.getfile(" in inspect.getsource(component_meta.create_or_modify_pyi)
-    subprocess.run([sys.executable, "-c", WITHOUT_STUBS], check=True)
+    told_by(WITHOUT_STUBS)
 
 
 def test_tracebacks_are_printed_by_the_modules_that_log_them_here():

@@ -631,13 +631,14 @@ def test_what_is_drawn_again_while_it_is_being_kept_is_dropped_once_it_is(disk):
     assert history.dropped == [first] and run.cards[0].kept == second
 
 
+def submit(request, **_):
+    job = FakeJob(*[ImageReady(index, None) for index in request.indices()], Done(1.0))
+    job.request = request
+    return job
+
+
 @pytest.mark.parametrize("asked", [ASKED, ASKED.only(0)])
 def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
-    def submit(request, **_):
-        job = FakeJob(*[ImageReady(index, None) for index in request.indices()], Done(1.0))
-        job.request = request
-        return job
-
     history = FakeHistory()
     runs = Runs(Backend(SimpleNamespace(submit=submit), disk, Inputs(), history))
     typing = runs.start(ASKED.only(0), browser="me", live=True)
@@ -653,11 +654,6 @@ def test_what_generate_has_accepted_stays_when_somebody_types_on(disk, asked):
 
 
 def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_well(disk):
-    def submit(request, **_):
-        job = FakeJob(*[ImageReady(index, None) for index in request.indices()], Done(1.0))
-        job.request = request
-        return job
-
     backend = Backend(SimpleNamespace(submit=submit), disk, Inputs())
     run = Runs(backend).start(ASKED, browser="me")
     list(following(run, "somebody"))

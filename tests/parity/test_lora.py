@@ -18,8 +18,8 @@ from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 
 from sd_tpu.checkpoint import adapters, weights
-from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.runtime.weights import merge
+from tests.support.refusals import refusal
 from tests.support.tiny import UNETS, make_pipeline, original_unet
 
 TEXT = re.compile(r"(q_proj|k_proj|v_proj|out_proj|fc1|fc2)$")
@@ -104,14 +104,6 @@ def fused_by_diffusers(pipeline, file: Path, strength: float = 1.0):
     copied.fuse_lora(lora_scale=strength)
     copied.unload_lora_weights()
     return networks(copied)
-
-
-def refusal(action, file: Path, *arguments) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        action(file, *arguments)
-    message = str(caught.value)
-    assert str(file) in message and "\n" not in message
-    return message
 
 
 # --- LoRA against diffusers ---------------------------------------------------------------------

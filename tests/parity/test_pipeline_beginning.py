@@ -3,8 +3,6 @@
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 
 import diffusers
 import jax
@@ -24,6 +22,7 @@ from sd_tpu import (
     FlaxStableDiffusionInpaintPipeline,
     FlaxStableDiffusionPipeline,
 )
+from tests.support.processes import told_by
 
 PROMPTS = ["a cat on a mat", "two dogs"]
 RNG = np.random.default_rng(0)
@@ -278,10 +277,7 @@ def test_a_pipelines_class_is_found_whatever_was_imported_before():
         "    index = {'_class_name': f'StableDiffusion{name}Pipeline'}\n"
         "    print(FlaxDiffusionPipeline._class_for(index).__name__)"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert told.split() == [
+    assert told_by(program).stdout.split() == [
         f"FlaxStableDiffusion{name}Pipeline" for name in ("Inpaint", "XL", "ControlNet", "")
     ]
 

@@ -1,11 +1,7 @@
 """Single files in the original layouts, against diffusers' folders and its own reading of them."""
 
 import json
-import os
-import select
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import diffusers
@@ -24,6 +20,8 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
+from tests.support.processes import peak_of_loading
+from tests.support.single_files import refusal, rewritten
 from tests.support.tiny import PIPELINES, UNETS, make_pipeline, original_unet
 
 # --- what the original repositories call things, level by level ----------------------------------
@@ -138,13 +136,6 @@ def file(files, tmp_path) -> Path:
     return shutil.copy(files["sd1"], tmp_path / "model.safetensors")
 
 
-def rewritten(file: Path, change) -> Path:
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file)
-    return file
-
-
 def tensors_of(single: single_file.SingleFile) -> dict[str, dict[str, np.ndarray]]:
     with weights.opened(single.path) as tensors:
         return {
@@ -168,14 +159,6 @@ def assert_same(ours: dict, pipeline) -> None:
         assert tensors.keys() == expected.keys()
         for name, tensor in tensors.items():
             np.testing.assert_array_equal(tensor, expected[name], err_msg=f"{part} {name}")
-
-
-def refusal(file: Path, **options) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        single_file.read(file, **options)
-    message = str(caught.value)
-    assert str(file) in message and "\n" not in message
-    return message
 
 
 # --- names, shapes and configs -------------------------------------------------------------------
@@ -625,11 +608,6 @@ sys.stdin.readline()
 """
 
 
-def anonymous_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) * 1024
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_fused_tensors_are_loaded_in_little_more_memory_than_the_parameters(tmp_path):
     """Each third is read alone, as another process watches."""
@@ -638,25 +616,9 @@ def test_fused_tensors_are_loaded_in_little_more_memory_than_the_parameters(tmp_
         {f"transformer.resblocks.{i}.attn.in_proj_weight": tensor.clone() for i in range(20)},
         tmp_path / "a.safetensors",
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", LOAD, tmp_path / "a.safetensors"],
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-        env={"JAX_PLATFORMS": "cpu", "PATH": os.environ["PATH"]},
-    ) as child:
-        assert child.stdout.readline() == "ready\n"
-        before = peak = anonymous_bytes(child.pid)
-        child.stdin.write("go\n")
-        child.stdin.flush()
-        while not select.select([child.stdout], [], [], 0.001)[0]:
-            peak = max(peak, anonymous_bytes(child.pid))
-        child.stdin.write("end\n")
-        child.stdin.flush()
-        parameters = int(child.stdout.read())
-    print(f"memory | fused | {(peak - before) / parameters:.2f} of the parameters")
-    assert (peak - before) / parameters < 1.3
+    peak, parameters = peak_of_loading(LOAD, tmp_path / "a.safetensors")
+    print(f"memory | fused | {peak / parameters:.2f} of the parameters")
+    assert peak / parameters < 1.3
 
 
 # --- pictures -----------------------------------------------------------------------------------

@@ -3,11 +3,8 @@
 import contextlib
 import json
 import math
-import select
 import shutil
 import struct
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -30,8 +27,7 @@ from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.models import AutoencoderKL, CLIPTextModel
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from tests.support.parity import assert_agrees
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.processes import peak_of_loading
 
 TREE = {
     "conv": {"kernel": jax.ShapeDtypeStruct((3, 3, 4, 8), jnp.float32)},
@@ -323,38 +319,16 @@ sys.stdin.readline()
 """
 
 
-def anonymous_bytes(pid: int) -> int:
-    """Resident memory of a process without the pages that are files, such as those mapped in."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) * 1024
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_loading_needs_little_more_memory_than_the_parameters(tmp_path, dtype):
     """From a float32 file of 142 MB, as another process watches."""
     tensor = np.random.default_rng(0).standard_normal((256, 256, 3, 3), np.float32)
     save_file({f"{i}.weight": tensor for i in range(60)}, tmp_path / "a.safetensors")
-    with subprocess.Popen(
-        [sys.executable, "-c", LOAD, tmp_path / "a.safetensors", dtype],
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=REPOSITORY,
-        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
-    ) as child:
-        assert child.stdout.readline() == "ready\n"
-        before = peak = anonymous_bytes(child.pid)
-        child.stdin.write("go\n")
-        child.stdin.flush()
-        while not select.select([child.stdout], [], [], 0.001)[0]:
-            peak = max(peak, anonymous_bytes(child.pid))
-        child.stdin.write("end\n")
-        child.stdin.flush()
-        parameters = int(child.stdout.read())
+    peak, parameters = peak_of_loading(LOAD, tmp_path / "a.safetensors", dtype)
     assert parameters == 60 * 9 * 256 * 256 * jnp.dtype(dtype).itemsize
-    print(f"memory | {dtype} | {(peak - before) / parameters:.2f} of the parameters")
-    assert 0.9 < (peak - before) / parameters < 1.3
+    print(f"memory | {dtype} | {peak / parameters:.2f} of the parameters")
+    assert 0.9 < peak / parameters < 1.3
 
 
 # --- the whole checkpoint -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaAutoBloc
 
 from benchmarks.make_checkpoint import MODELS
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
-from tests.support.qwen import make_tokenizer
+from tests.support.qwen import make_config, make_tokenizer
 from tests.support.tiny import stir
 
 # The transformer takes torchvision for one thing, to bring a mask of padding to the latents' size.
@@ -61,18 +61,7 @@ def make_pipeline(folder: Path) -> diffusers.AnimaModularPipeline:
         vae=diffusers.AutoencoderKLQwenImage(
             base_dim=8, dim_mult=[1, 2, 2], num_res_blocks=1, temperal_downsample=[True, False]
         ),
-        text_encoder=transformers.Qwen3Model(
-            transformers.Qwen3Config(
-                vocab_size=300,
-                hidden_size=TEXT,
-                intermediate_size=80,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=16,
-                rope_theta=1e6,
-            )
-        ),
+        text_encoder=transformers.Qwen3Model(make_config(TEXT)),
     )
     stir(parts.values())
     made = AnimaAutoBlocks().init_pipeline()

@@ -6,7 +6,7 @@ import diffusers
 import torch
 import transformers
 
-from tests.support.qwen import make_tokenizer
+from tests.support.qwen import make_config, make_tokenizer
 from tests.support.tiny import stir
 
 TEXT = 16  # channels of the language model
@@ -35,15 +35,13 @@ def make_pipeline(folder: Path, *, distilled: bool, heads: int = 3) -> diffusers
             up_block_types=("UpDecoderBlock2D",) * 3,
         ),
         text_encoder=transformers.Qwen3ForCausalLM(
-            transformers.Qwen3Config(
-                vocab_size=300,
-                hidden_size=TEXT,
+            make_config(
+                TEXT,
                 intermediate_size=24,
                 num_hidden_layers=29,
                 num_attention_heads=2,
                 num_key_value_heads=1,
                 head_dim=8,
-                rope_theta=1e6,
             )
         ),
     )

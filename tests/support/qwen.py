@@ -1,4 +1,4 @@
-"""A tokenizer of bytes with the marks and the template of Qwen's."""
+"""Tiny language models of Qwen's kind, and a tokenizer of bytes with its marks and template."""
 
 from pathlib import Path
 
@@ -12,6 +12,13 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+
+
+def make_config(width: int, **values) -> transformers.Qwen3Config:
+    """Return the config of a tiny language model with states of this width."""
+    tiny = dict(intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, head_dim=16)
+    tiny |= dict(num_key_value_heads=2, vocab_size=300, rope_theta=1e6)
+    return transformers.Qwen3Config(hidden_size=width, **{**tiny, **values})
 
 
 def make_tokenizer(folder: Path) -> transformers.Qwen2TokenizerFast:

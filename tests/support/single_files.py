@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.torch import load_file, save_file
 
 from sd_tpu.checkpoint import single_file, weights
-from sd_tpu.checkpoint.config import CheckpointError
+from tests.support import refusals
 
 
 def rewritten(file: Path, change: Callable[[dict], None]) -> Path:
@@ -29,13 +28,9 @@ def without(file: Path, *prefixes: str) -> Path:
     return rewritten(file, change)
 
 
-def refusal(file: Path) -> str:
+def refusal(file: Path, **options) -> str:
     """Return the sentence by which the file is refused."""
-    with pytest.raises(CheckpointError) as caught:
-        single_file.read(file)
-    message = str(caught.value)
-    assert str(file) in message and "\n" not in message
-    return message
+    return refusals.refusal(single_file.read, file, **options)
 
 
 def read_from(single: single_file.SingleFile, part: str) -> dict[str, np.ndarray]:

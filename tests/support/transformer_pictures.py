@@ -224,17 +224,20 @@ class TransformerPictureTests:
         cond = jax.eval_shape(model.encode_prompt, checkpoint.parameters.shapes, inputs)
         assert shapes(cond) == shapes(model.cond_shapes)
 
-    def test_a_lora_of_peft_changes_the_picture_as_in_pytorch(self, reference, engine, folder):
+    def assert_lora_is_pytorchs(self, reference, engine, file: Path) -> None:
         (plain,) = self.drawn(engine)
-        (ours,) = self.drawn(engine, prompts=[f"{self.prompts[0]} <lora:ink:0.7>"])
-        reference.load_lora_weights(folder / "ink.safetensors", adapter_name="ink")
+        (ours,) = self.drawn(engine, prompts=[f"{self.prompts[0]} <lora:{file.stem}:0.7>"])
+        reference.load_lora_weights(file, adapter_name=file.stem)
         try:
-            reference.set_adapters(["ink"], [0.7])
+            reference.set_adapters([file.stem], [0.7])
             expected = self.theirs(reference, engine)
         finally:
             reference.unload_lora_weights()
         assert_alike(ours, expected)
         assert np.abs(ours.astype(int) - plain).mean() > 1
+
+    def test_a_lora_of_peft_changes_the_picture_as_in_pytorch(self, reference, engine, folder):
+        self.assert_lora_is_pytorchs(reference, engine, folder / "ink.safetensors")
 
     def test_what_is_saved_is_read_again_here_and_by_pytorch(
         self, reference, engine, folder, tmp_path

@@ -6,7 +6,7 @@ import diffusers
 import torch
 import transformers
 
-from tests.support.qwen import make_tokenizer
+from tests.support.qwen import make_config, make_tokenizer
 from tests.support.tiny import stir, wide_vae
 
 TEXT = 48  # channels of the language model
@@ -28,18 +28,7 @@ def make_pipeline(folder: Path, shift: float = 3.0) -> diffusers.ZImagePipeline:
             axes_lens=[1536, 64, 64],
         ),
         vae=wide_vae(0.3611, 0.1159),
-        text_encoder=transformers.Qwen3Model(
-            transformers.Qwen3Config(
-                vocab_size=300,
-                hidden_size=TEXT,
-                intermediate_size=80,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=16,
-                rope_theta=1e6,
-            )
-        ),
+        text_encoder=transformers.Qwen3Model(make_config(TEXT)),
     )
     stir(parts.values())
     return diffusers.ZImagePipeline(

@@ -5,8 +5,6 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,6 +15,7 @@ import pytest
 
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.sampling.schedule import NoiseSchedule
+from tests.support.processes import told_by
 from training import autoencoder, diffusion, grow, recipe, restore, trainer
 from training.trainer import (
     Schedule,
@@ -138,7 +137,7 @@ def test_importing_what_trains_opens_no_device():
         "from training import autoencoder, diffusion, grow, judge, sharpen\n"
         "assert not xla_bridge._backends"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    told_by(script)
 
 
 def test_a_step_is_compiled_once_whatever_the_length_and_the_rate(tmp_path):

@@ -8,15 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sd_tpu.checkpoint import adapters
-from sd_tpu.checkpoint.config import CheckpointError
-
-
-def refusal(action, file: Path, *arguments) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        action(file, *arguments)
-    message = str(caught.value)
-    assert str(file) in message and "\n" not in message
-    return message
+from tests.support.refusals import refusal
 
 
 @pytest.mark.parametrize("read", [adapters.read_lora, adapters.read_embedding])

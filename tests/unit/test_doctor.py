@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 from sd_tpu import cli, doctor
 from sd_tpu.cli import doctor as command
 from sd_tpu.doctor import Device, diagnose
+from tests.support.processes import told_by
 
 CPU, TPU, GPU = Device("cpu", "cpu"), Device("TPU v5 lite", "tpu", 2**34), Device("H100", "gpu")
 
@@ -258,5 +258,4 @@ def test_a_diagnosis_needs_no_jax():
         "import sys; from sd_tpu.doctor import diagnose; diagnose(None, hub=False); "
         "print({'jax', 'flax', 'gradio'} & {*sys.modules})"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert told.stdout == "set()\n", told.stderr
+    assert told_by(program).stdout == "set()\n"

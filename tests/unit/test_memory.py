@@ -1,8 +1,6 @@
 """Memory that a process has freed."""
 
 import ctypes
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ from benchmarks.report import memory
 from sd_tpu import memory as machine
 from sd_tpu.memory import return_freed_memory
 from sd_tpu.runtime import mesh
+from tests.support.processes import told_by
 
 # As many threads as there are blocks, all alive, and how many arenas malloc says that it has.
 THREADS = """
@@ -33,10 +32,7 @@ libc.fclose(file)
 
 
 def test_all_threads_share_what_was_freed():
-    told = subprocess.run(
-        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True
-    ).stdout
-    assert told.count("<heap nr=") == 2
+    assert told_by(THREADS).stdout.count("<heap nr=") == 2
 
 
 @pytest.mark.parametrize("limit, least", [("1000000\n", 0), ("max\n", 1 << 20)])

@@ -2,12 +2,11 @@
 
 import ast
 import re
-import subprocess
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import sd_tpu
+from tests.support.processes import told_by
 
 ROOT = Path(sd_tpu.__file__).parent
 UNREAD = """
@@ -84,7 +83,7 @@ def test_the_diagram_of_rooms_is_what_the_code_imports():
 
 
 def test_translations_are_read_when_something_is_said():
-    subprocess.run([sys.executable, "-c", UNREAD], check=True)
+    told_by(UNREAD)
 
 
 def test_what_draws_knows_nothing_of_the_gallery_the_page_or_the_apis():

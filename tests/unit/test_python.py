@@ -2,8 +2,6 @@
 
 import inspect
 import pickle
-import subprocess
-import sys
 from io import BytesIO
 
 import numpy as np
@@ -24,6 +22,7 @@ from sd_tpu.request import AnyModelCatalog
 from sd_tpu.serving.arguments import as_input, read_arguments
 from sd_tpu.serving.client import open_models
 from sd_tpu.settings import SETTINGS
+from tests.support.processes import told_by
 
 PIXELS = np.arange(16 * 24 * 3, dtype=np.uint8).reshape(16, 24, 3)
 LIGHT = """
@@ -42,7 +41,7 @@ def arguments(prompts, **settings):
 
 
 def test_importing_the_package_imports_nothing_else():
-    subprocess.run([sys.executable, "-c", LIGHT], check=True)
+    told_by(LIGHT)
 
 
 def test_all_public_names_are_there():
