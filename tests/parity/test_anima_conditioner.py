@@ -1,59 +1,17 @@
 """Anima's text conditioner against diffusers', at random weights."""
 
-import json
-from functools import partial
-
 import diffusers
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 
-from sd_tpu.checkpoint import weights
-from sd_tpu.checkpoint.config import AnimaConditionerConfig, CheckpointError
+from sd_tpu.checkpoint.config import AnimaConditionerConfig
 from sd_tpu.models import AnimaTextConditioner
 from tests.support.parity import assert_agrees, relative
-from tests.support.tiny import stir
+from tests.support.transformer_network import NetworkTests
 
-TINY = dict(
-    source_dim=20,
-    target_dim=32,
-    model_dim=32,
-    num_layers=2,
-    num_attention_heads=2,
-    mlp_ratio=2.0,
-    target_vocab_size=50,
-)
 TOKENS = 512  # to which diffusers' fills up what it makes
-
-
-@pytest.fixture(scope="module")
-def reference() -> diffusers.AnimaTextConditioner:
-    torch.manual_seed(0)
-    made = diffusers.AnimaTextConditioner(**TINY)
-    stir([made])
-    return made.requires_grad_(False)
-
-
-@pytest.fixture(scope="module")
-def folder(reference, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("conditioner")
-    reference.save_pretrained(folder)
-    return folder
-
-
-def opened(folder, dtype=jnp.float32):
-    config = AnimaConditionerConfig.from_dict(json.loads((folder / "config.json").read_text()))
-    graph, shapes = weights.abstract(partial(AnimaTextConditioner, config, dtype=dtype))
-    state = weights.load([folder / "diffusion_pytorch_model.safetensors"], shapes)
-    return partial(jax.jit(lambda state, given: nnx.merge(graph, state)(**given)), state)
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
-    return opened(folder)
 
 
 def inputs(lengths=(7, TOKENS), state_lengths=(9, 30), room=40) -> dict[str, np.ndarray]:
@@ -82,65 +40,23 @@ def of_diffusers(reference, ids, lengths, states, state_lengths) -> np.ndarray:
     return torch.stack(rows).numpy()
 
 
-@pytest.mark.parametrize(
-    "lengths, state_lengths",
-    [((7, TOKENS), (9, 30)), ((1, 3), (0, 1)), ((511, 64), (40, 39))],
-    ids=str,
-)
-def test_each_text_is_that_of_diffusers_alone(reference, ours, lengths, state_lengths):
-    given = inputs(lengths, state_lengths)
-    found = ours(given)
-    for row, theirs in enumerate(of_diffusers(reference, **given)):
-        name = f"AnimaTextConditioner, {lengths[row]} and {state_lengths[row]} tokens"
-        assert_agrees(name, found[row], theirs)
-        assert np.all(found[row][lengths[row] :] == 0)
-
-
-def test_what_is_beyond_either_text_does_not_matter(ours):
-    given = inputs()
-    before = ours(given)
-    for row in range(2):
-        given["ids"][row, given["lengths"][row] :] = 0
-        given["states"][row, given["state_lengths"][row] :] = np.nan
-    np.testing.assert_array_equal(ours(given), before)
-
-
-@pytest.mark.parametrize("name", ["ids", "lengths", "states", "state_lengths"])
-def test_every_input_of_a_text_matters_to_that_text_alone(ours, name):
-    given = inputs(lengths=(7, 60))
-    before = ours(given)
-    changed = given[name].copy()
-    changed[1] = (changed[1] + 1) % 50 if name == "ids" else changed[1] + 1
-    after = ours(given | {name: changed})
-    assert relative(after[0], before[0]) < 1e-6
-    assert relative(after[1], before[1]) > 1e-3
-
-
-def test_the_order_of_words_and_of_states_matters(ours):
-    given = inputs((TOKENS, TOKENS), (40, 40))
-    before = ours(given)
-    for name in ("ids", "states"):
-        assert relative(ours(given | {name: given[name][:, ::-1]}), before) > 1e-3
-
-
-def test_in_bfloat16_it_stays_near(folder, ours):
-    given = inputs()
-    found = opened(folder, jnp.bfloat16)(given)
-    assert found.dtype == jnp.bfloat16
-    assert 1e-4 < relative(found, ours(given)) < 0.1
-
-
-def test_parameters_of_full_size_are_those_of_diffusers():
-    with torch.device("meta"):
-        theirs = diffusers.AnimaTextConditioner().state_dict()
-    config = AnimaConditionerConfig.from_dict({})
-    _, ours = weights.abstract(partial(AnimaTextConditioner, config))
-    assert weights.shapes(ours) == {name: tuple(value.shape) for name, value in theirs.items()}
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [
+class TestAnimaTextConditioner(NetworkTests):
+    network = AnimaTextConditioner
+    theirs = diffusers.AnimaTextConditioner
+    config = AnimaConditionerConfig
+    tiny = dict(
+        source_dim=20,
+        target_dim=32,
+        model_dim=32,
+        num_layers=2,
+        num_attention_heads=2,
+        mlp_ratio=2.0,
+        target_vocab_size=50,
+    )
+    kinds = {"Anima": {}}
+    published = {"Anima": {}}
+    result = jnp.bfloat16
+    refused = [
         ("use_self_attention", False),
         ("use_layer_norm", True),
         ("min_sequence_length", 256),
@@ -148,10 +64,45 @@ def test_parameters_of_full_size_are_those_of_diffusers():
         ("num_attention_heads", 32),
         ("num_attention_heads", 3),
         ("num_layers", 0),
-    ],
-)
-def test_configs_that_are_not_supported_are_refused_by_name(name, value):
-    with pytest.raises(CheckpointError) as caught:
-        AnimaConditionerConfig.from_dict(TINY | {name: value})
-    message = str(caught.value)
-    assert f"{name}={value!r}" in message and "\n" not in message
+    ]
+
+    @pytest.fixture
+    def given(self, kind):
+        return inputs()
+
+    @pytest.mark.parametrize(
+        "lengths, state_lengths",
+        [((7, TOKENS), (9, 30)), ((1, 3), (0, 1)), ((511, 64), (40, 39))],
+        ids=str,
+    )
+    def test_each_text_is_that_of_diffusers_alone(self, reference, ours, lengths, state_lengths):
+        given = inputs(lengths, state_lengths)
+        found = ours(given)
+        for row, theirs in enumerate(of_diffusers(reference, **given)):
+            name = f"AnimaTextConditioner, {lengths[row]} and {state_lengths[row]} tokens"
+            assert_agrees(name, found[row], theirs)
+            assert np.all(found[row][lengths[row] :] == 0)
+
+    def test_what_is_beyond_either_text_does_not_matter(self, ours):
+        given = inputs()
+        before = ours(given)
+        for row in range(2):
+            given["ids"][row, given["lengths"][row] :] = 0
+            given["states"][row, given["state_lengths"][row] :] = np.nan
+        np.testing.assert_array_equal(ours(given), before)
+
+    @pytest.mark.parametrize("name", ["ids", "lengths", "states", "state_lengths"])
+    def test_every_input_of_a_text_matters_to_that_text_alone(self, ours, name):
+        given = inputs(lengths=(7, 60))
+        before = ours(given)
+        changed = given[name].copy()
+        changed[1] = (changed[1] + 1) % 50 if name == "ids" else changed[1] + 1
+        after = ours(given | {name: changed})
+        assert relative(after[0], before[0]) < 1e-6
+        assert relative(after[1], before[1]) > 1e-3
+
+    def test_the_order_of_words_and_of_states_matters(self, ours):
+        given = inputs((TOKENS, TOKENS), (40, 40))
+        before = ours(given)
+        for name in ("ids", "states"):
+            assert relative(ours(given | {name: given[name][:, ::-1]}), before) > 1e-3

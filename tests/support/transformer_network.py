@@ -1,4 +1,4 @@
-"""Tests of a transformer alone, which are the same for each family."""
+"""Tests of a network alone, and of a transformer, which are the same for each family."""
 
 import itertools
 import json
@@ -22,8 +22,8 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 Inputs = dict[str, np.ndarray]  # by the names of a transformer's arguments, in their order
 
 
-class TransformerNetworkTests:
-    """A family's transformer against diffusers', at random weights.
+class NetworkTests:
+    """A network against diffusers', at random weights.
 
     A subclass names both and makes their inputs. Weights and config travel by way of the files
     that diffusers writes. Each comparison prints its relative error:
@@ -41,27 +41,10 @@ class TransformerNetworkTests:
     # Parts of parameters' names, and what such parameters are multiplied by: what norms are given
     # is small, so that eps counts; so is what comes of timesteps, whose angles of up to 1000 are
     # rounded to float32 in one way by PyTorch and in another by JAX.
-    scales: ClassVar[dict[str, float]]
+    scales: ClassVar[dict[str, float]] = {}
     far: ClassVar[tuple[str, ...]] = ()  # what is moved ten times as far
-    sizes: ClassVar[list[tuple[int, int]]]  # of latents, the first not square
-    cases: ClassVar[list[dict[str, Any]]] = [{"times": (961.0, 3.5)}, {"times": (0.25, 1000.0)}]
-    many: ClassVar[list[dict[str, Any]]]  # inputs of more than 512 tokens
-    shallow: ClassVar[dict[str, Any]]  # in what the network for those differs from `tiny`
-    ordered: ClassVar[bool]  # whether the order of words counts
-    least_change: ClassVar[float] = 1e-3
-    least_gradient: ClassVar[float] = 1e-7  # of words
+    result: ClassVar[Any] = jnp.float32  # of a network in bfloat16
     refused: ClassVar[list[tuple[str, Any]]]  # values of the config
-    equal: ClassVar[list[dict[str, Any]]]  # values of the config that mean the same
-
-    @classmethod
-    def inputs(cls, kind: str, height: int, width: int, **case) -> Inputs:
-        """Return inputs for a batch of two, channels last."""
-        raise NotImplementedError
-
-    @classmethod
-    def of_diffusers(cls, reference: torch.nn.Module, **inputs) -> np.ndarray:
-        """Return what diffusers' network makes of the same inputs, channels last."""
-        raise NotImplementedError
 
     @classmethod
     def moved(cls, **values) -> torch.nn.Module:
@@ -106,6 +89,54 @@ class TransformerNetworkTests:
     @classmethod
     def ours(cls, folder):
         return cls.opened(folder)
+
+    @pytest.fixture
+    def given(self, kind) -> Inputs:
+        raise NotImplementedError
+
+    @once
+    def test_in_bfloat16_it_stays_near(self, given, folder, ours):
+        found = self.opened(folder, jnp.bfloat16)(given)
+        assert found.dtype == self.result
+        assert 1e-4 < relative(found, ours(given)) < 0.1
+
+    def test_parameters_of_full_size_are_those_of_diffusers(self):
+        for config in self.published.values():
+            with torch.device("meta"):
+                theirs = self.theirs(**config).state_dict()
+            _, ours = weights.abstract(partial(self.network, self.config.from_dict(config)))
+            shapes = {name: tuple(value.shape) for name, value in theirs.items()}
+            assert weights.shapes(ours) == shapes
+
+    def test_configs_that_are_not_supported_are_refused_by_name(self, refusal):
+        name, value = refusal
+        with pytest.raises(CheckpointError) as caught:
+            self.config.from_dict(self.tiny | {name: value})
+        message = str(caught.value)
+        assert f"{name}={value!r}" in message and "\n" not in message
+
+
+class TransformerNetworkTests(NetworkTests):
+    """A family's transformer against diffusers', as `NetworkTests`."""
+
+    sizes: ClassVar[list[tuple[int, int]]]  # of latents, the first not square
+    cases: ClassVar[list[dict[str, Any]]] = [{"times": (961.0, 3.5)}, {"times": (0.25, 1000.0)}]
+    many: ClassVar[list[dict[str, Any]]]  # inputs of more than 512 tokens
+    shallow: ClassVar[dict[str, Any]]  # in what the network for those differs from `tiny`
+    ordered: ClassVar[bool]  # whether the order of words counts
+    least_change: ClassVar[float] = 1e-3
+    least_gradient: ClassVar[float] = 1e-7  # of words
+    equal: ClassVar[list[dict[str, Any]]]  # values of the config that mean the same
+
+    @classmethod
+    def inputs(cls, kind: str, height: int, width: int, **case) -> Inputs:
+        """Return inputs for a batch of two, channels last."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_diffusers(cls, reference: torch.nn.Module, **inputs) -> np.ndarray:
+        """Return what diffusers' network makes of the same inputs, channels last."""
+        raise NotImplementedError
 
     @pytest.fixture
     def given(self, kind) -> Inputs:
@@ -165,27 +196,6 @@ class TransformerNetworkTests:
         for axis in (1, 2):
             turned = ours(given | {"x": np.flip(given["x"], axis)})
             assert relative(np.flip(turned, axis), before) > self.least_change
-
-    @once
-    def test_in_bfloat16_it_stays_near(self, given, folder, ours):
-        found = self.opened(folder, jnp.bfloat16)(given)
-        assert found.dtype == jnp.float32
-        assert 1e-4 < relative(found, ours(given)) < 0.1
-
-    def test_parameters_of_full_size_are_those_of_diffusers(self):
-        for config in self.published.values():
-            with torch.device("meta"):
-                theirs = self.theirs(**config).state_dict()
-            _, ours = weights.abstract(partial(self.network, self.config.from_dict(config)))
-            shapes = {name: tuple(value.shape) for name, value in theirs.items()}
-            assert weights.shapes(ours) == shapes
-
-    def test_configs_that_are_not_supported_are_refused_by_name(self, refusal):
-        name, value = refusal
-        with pytest.raises(CheckpointError) as caught:
-            self.config.from_dict(self.tiny | {name: value})
-        message = str(caught.value)
-        assert f"{name}={value!r}" in message and "\n" not in message
 
     def test_configs_of_one_computation_are_equal(self):
         one, other = (self.config.from_dict(self.tiny | values) for values in self.equal)
