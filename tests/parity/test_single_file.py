@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.make_checkpoint import original_vae
 from sd_tpu import FlaxStableDiffusionPipeline
 from sd_tpu.checkpoint import single_file, weights
 from sd_tpu.checkpoint.config import CheckpointError
@@ -21,7 +20,16 @@ from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from tests.support.processes import peak_of_loading
-from tests.support.single_files import refusal, rewritten
+from tests.support.single_files import (
+    assert_configs_are_of,
+    original_autoencoder,
+    plain,
+    refusal,
+    refusal_of,
+    rewritten,
+    spoilt,
+    without,
+)
 from tests.support.tiny import PIPELINES, UNETS, make_pipeline, original_unet
 
 # --- what the original repositories call things, level by level ----------------------------------
@@ -77,11 +85,8 @@ def write_original(pipeline, layout: str, file: Path, **extra) -> Path:
         "model.diffusion_model." + original_unet(name, levels, config.layers_per_block, attends): t
         for name, t in pipeline.unet.state_dict().items()
     }
-    for name, tensor in pipeline.vae.state_dict().items():
-        attention = "attentions" in name and tensor.ndim == 2
-        tensors["first_stage_model." + original_vae(name, 3)] = (
-            tensor[:, :, None, None] if attention else tensor
-        )
+    vae = original_autoencoder(pipeline.vae)
+    tensors |= {f"first_stage_model.{name}": tensor for name, tensor in vae.items()}
     prefixes = {
         "sd1": "cond_stage_model.transformer.",
         "sd2": "cond_stage_model.model.",
@@ -148,11 +153,6 @@ def state_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {weights.modern(name): tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
-def plain(config: dict) -> dict:
-    """As it is after writing and reading it."""
-    return json.loads(json.dumps(config))
-
-
 def assert_same(ours: dict, pipeline) -> None:
     for part, tensors in ours.items():
         expected = state_of(getattr(pipeline, part))
@@ -176,19 +176,8 @@ def test_configs_are_inferred_as_diffusers_wrote_them(files, pipelines, layout):
     single = single_file.read(files[layout])
     assert single.class_name == PIPELINES[layout].__name__
     assert single.folder is None
-    for part in single.stored:
-        config = getattr(pipelines[layout], part).config
-        theirs = plain(config.to_dict() if part.startswith("text") else dict(config))
-        ours = plain(single.configs[part])
-        for name in ours.keys() - {
-            "_class_name",
-            "sample_size",
-            "architectures",
-            "force_upcast",
-            "attention_head_dim",
-            "transformer_layers_per_block",
-        }:
-            assert ours[name] == theirs[name], (part, name)
+    unsaid = "sample_size", "attention_head_dim", "transformer_layers_per_block"
+    assert_configs_are_of(single, pipelines[layout], *unsaid)
     unet = plain(UNETS[layout])
     ours = single.configs["unet"]
     assert ours["attention_head_dim"] == unet["attention_head_dim"]
@@ -480,9 +469,7 @@ def test_prompts_are_filled_up_as_the_encoders_were_trained(files):
     ],
 )
 def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
-    save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
-    message = refusal(tmp_path / "other.safetensors")
-    assert told in message
+    assert told in refusal_of(tmp_path, name)
 
 
 @pytest.mark.parametrize(
@@ -494,11 +481,7 @@ def test_sdxls_layout_with_noise_of_another_kind_is_refused_by_name(files, tmp_p
 
 
 def test_a_file_without_an_autoencoder_says_so(file):
-    def change(tensors):
-        for name in [n for n in tensors if n.startswith("first_stage_model.")]:
-            del tensors[name]
-
-    assert "without its autoencoder" in refusal(rewritten(file, change))
+    assert "without its autoencoder" in refusal(without(file, "first_stage_model."))
 
 
 @pytest.mark.parametrize(
@@ -515,13 +498,7 @@ def test_a_file_without_an_autoencoder_says_so(file):
 @pytest.mark.parametrize("shape", [None, (), (3,)])
 def test_missing_and_misshapen_tensors_are_a_sentence_or_left_to_the_exact_check(file, name, shape):
     """Where configs can be inferred all the same, loading lists the difference."""
-
-    def change(tensors):
-        del tensors[name]
-        if shape is not None:
-            tensors[name] = torch.ones(shape)
-
-    rewritten(file, change)
+    spoilt(file, name, shape)
     with pytest.raises(CheckpointError):
         single = single_file.read(file)
         _, expected = find_family(single.configs["model_index"]).build(single.configs, jnp.float32)

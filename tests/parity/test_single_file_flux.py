@@ -1,7 +1,6 @@
 """Single files of FLUX.1 in the original layout, against diffusers' folders and its own reading of
 them."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,13 +12,20 @@ import torch
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from safetensors.torch import save_file
 
-from benchmarks.make_checkpoint import original_vae
 from sd_tpu.checkpoint import original, single_file, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from tests.support.flux import make_pipeline
 from tests.support.originals import original_flux
-from tests.support.single_files import read_from, refusal, rewritten, without
+from tests.support.single_files import (
+    assert_configs_are_of,
+    original_autoencoder,
+    read_from,
+    refusal,
+    refusal_of,
+    spoilt,
+    without,
+)
 
 TRANSFORMER, VAE = "model.diffusion_model.", "vae."
 CLIP, T5 = "text_encoders.clip_l.transformer.", "text_encoders.t5xxl.transformer."
@@ -34,9 +40,8 @@ def write_original(pipeline: diffusers.FluxPipeline, file: Path, vae: str = VAE)
         TRANSFORMER + name: tensor
         for name, tensor in original_flux(pipeline.transformer.state_dict()).items()
     }
-    for name, tensor in pipeline.vae.state_dict().items():
-        attention = "attentions" in name and tensor.ndim == 2
-        tensors[vae + original_vae(name, 3)] = tensor[:, :, None, None] if attention else tensor
+    parts = original_autoencoder(pipeline.vae)
+    tensors |= {vae + name: tensor for name, tensor in parts.items()}
     for name, tensor in pipeline.text_encoder.state_dict().items():
         tensors[CLIP + weights.modern(name)] = tensor
     for name, tensor in pipeline.text_encoder_2.state_dict().items():
@@ -96,17 +101,9 @@ def test_every_parameter_of_a_file_is_that_of_the_folder(files, pipelines, kind,
 def test_configs_are_inferred_as_diffusers_wrote_them(files, pipelines, kind):
     single = single_file.read(files[kind])
     assert single.class_name == "FluxPipeline"
-    for part in single.stored:
-        config = getattr(pipelines[kind], part).config
-        theirs = json.loads(
-            json.dumps(config.to_dict() if part.startswith("text") else dict(config))
-        )
-        ours = json.loads(json.dumps(single.configs[part]))
-        if part == "transformer":
-            theirs["out_channels"] = theirs["in_channels"]  # which null stands for
-        # What it needs to be, and these do not say
-        for name in ours.keys() - {"_class_name", "architectures", "force_upcast", "sample_size"}:
-            assert ours[name] == theirs[name], (part, name)
+    assert_configs_are_of(single, pipelines[kind], "sample_size", "transformer.out_channels")
+    transformer = single.configs["transformer"]
+    assert transformer["out_channels"] == transformer["in_channels"]  # for which null stands
     assert bool(single.configs["scheduler"].get("use_dynamic_shifting")) == (kind == "dev")
 
 
@@ -163,8 +160,7 @@ def test_a_file_that_is_not_whole_says_what_it_lacks(file, prefix, lacks):
     ],
 )
 def test_a_transformer_alone_is_refused_with_where_it_may_lie(tmp_path, name, model):
-    save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
-    message = refusal(tmp_path / "other.safetensors")
+    message = refusal_of(tmp_path, name)
     assert f"holds {model} without its autoencoder" in message
     assert "have the transformer lie in diffusion_models/" in message
 
@@ -185,8 +181,7 @@ def test_a_file_without_t5s_tokenizer_takes_its_own_which_a_tiny_t5_has_not(file
     ],
 )
 def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
-    save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
-    message = refusal(tmp_path / "other.safetensors")
+    message = refusal_of(tmp_path, name)
     assert f"holds {told}" in message
     assert "FLUX.2 klein, Z-Image and Anima in their original" in message
 
@@ -206,11 +201,6 @@ def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
 )
 @pytest.mark.parametrize("shape", [None, (), (3,), (0, 0)])
 def test_missing_and_misshapen_tensors_are_a_sentence_or_listed(file, name, shape):
-    def change(tensors):
-        del tensors[name]
-        if shape is not None:
-            tensors[name] = torch.ones(shape)
-
-    rewritten(file, change)
+    spoilt(file, name, shape)
     with pytest.raises(CheckpointError):
         Checkpoint.from_pretrained(file)

@@ -15,12 +15,20 @@ from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoi
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModelWithProjection
 
-from benchmarks.make_checkpoint import original_vae
 from sd_tpu.checkpoint import layouts, single_file, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
 from tests.support import sd3
-from tests.support.single_files import read_from, refusal, rewritten, without
+from tests.support.single_files import (
+    assert_configs_are_of,
+    original_autoencoder,
+    read_from,
+    refusal,
+    refusal_of,
+    rewritten,
+    spoilt,
+    without,
+)
 from tests.support.tiny import text_encoder
 
 TRANSFORMER, VAE = "model.diffusion_model.", "first_stage_model."
@@ -101,9 +109,8 @@ def write_original(pipeline, file: Path) -> Path:
         TRANSFORMER + name: tensor
         for name, tensor in original_transformer(transformer.state_dict(), last).items()
     }
-    for name, tensor in pipeline.vae.state_dict().items():
-        attention = "attentions" in name and tensor.ndim == 2
-        tensors[VAE + original_vae(name, 3)] = tensor[:, :, None, None] if attention else tensor
+    parts = original_autoencoder(pipeline.vae)
+    tensors |= {VAE + name: tensor for name, tensor in parts.items()}
     for part, prefix in CLIPS.items():
         for name, tensor in getattr(pipeline, part).state_dict().items():
             tensors[f"{prefix}transformer.{weights.modern(name)}"] = tensor
@@ -214,18 +221,7 @@ def test_shift_and_scale_change_places_in_the_last_block_and_at_the_end_alone(fi
 def test_configs_are_inferred_as_diffusers_wrote_them(files, pipelines, kind):
     single = single_file.read(files[kind])
     assert (single.class_name, single.folder) == ("StableDiffusion3Pipeline", None)
-    for part in single.stored:
-        config = getattr(pipelines[kind], part).config
-        theirs = json.loads(
-            json.dumps(config.to_dict() if part.startswith("text") else dict(config))
-        )
-        ours = json.loads(json.dumps(single.configs[part]))
-        # What it needs to be, and these do not say
-        missing = {"_class_name", "architectures", "force_upcast"}
-        if part == "vae":
-            missing.add("sample_size")
-        for name in ours.keys() - missing:
-            assert ours[name] == theirs[name], (part, name)
+    assert_configs_are_of(single, pipelines[kind], "vae.sample_size")
     assert single.configs["vae"]["shift_factor"] == 0.0609
     assert single.configs["scheduler"] == {
         "_class_name": "FlowMatchEulerDiscreteScheduler",
@@ -351,8 +347,7 @@ def test_one_text_encoder_of_two_is_not_enough(file):
     ],
 )
 def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
-    save_file({name: torch.ones(2, 2)}, tmp_path / "other.safetensors")
-    message = refusal(tmp_path / "other.safetensors")
+    message = refusal_of(tmp_path, name)
     assert told in message and "Stable Diffusion 1, 2 and 3, SDXL, FLUX.1" in message
 
 
@@ -387,11 +382,6 @@ def test_a_text_encoder_that_is_not_the_transformers_is_refused(file, width, tak
 )
 @pytest.mark.parametrize("shape", [None, (), (3,), (0, 0)])
 def test_missing_and_misshapen_tensors_are_a_sentence_or_listed(file, pipelines, name, shape):
-    def change(tensors):
-        del tensors[name]
-        if shape is not None:
-            tensors[name] = torch.ones(shape)
-
-    beside(rewritten(file, change), pipelines["SD 3"])
+    beside(spoilt(file, name, shape), pipelines["SD 3"])
     with pytest.raises(CheckpointError):
         Checkpoint.from_pretrained(file)

@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from diffusers.loaders.single_file_utils import (
 )
 from safetensors.torch import load_file, save_file
 
-from benchmarks.make_checkpoint import original_vae
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError
 from sd_tpu.checkpoint.library import Library
@@ -26,7 +26,7 @@ from sd_tpu.checkpoint.original import wan_vae_names
 from sd_tpu.cli.flags import add_model_flags, model_options
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.serving.client import open_models
-from tests.support import anima, flux, flux2, z_image
+from tests.support import anima, flux, flux2, refusals, z_image
 from tests.support.originals import (
     FLUX2,
     original_anima,
@@ -34,7 +34,7 @@ from tests.support.originals import (
     original_wan_vae,
     original_z_image,
 )
-from tests.support.single_files import rewritten
+from tests.support.single_files import original_autoencoder, rewritten
 
 WIDE = dict(attention_head_dim=128, num_attention_heads=2, axes_dims_rope=(16, 56, 56))
 MODELS: dict[str, dict[str, Any]] = {
@@ -73,13 +73,11 @@ def transformer(model: str, pipeline) -> dict[str, torch.Tensor]:
 def autoencoder(pipeline) -> dict[str, torch.Tensor]:
     if isinstance(pipeline.vae, diffusers.AutoencoderKLQwenImage):
         return original_wan_vae(pipeline.vae.state_dict(), pipeline.vae.config.num_res_blocks)
-    tensors = {}
-    for name, tensor in pipeline.vae.state_dict().items():
-        attention = "attentions" in name and tensor.ndim == 2
-        name = original_vae(name, 3)
-        name = {"quant": "encoder.", "post_": "decoder."}.get(name[:5], "") + name
-        tensors[name] = tensor[:, :, None, None] if attention else tensor.clone()
-    return tensors
+    halves = {"quant": "encoder.", "post_": "decoder."}
+    return {
+        halves.get(name[:5], "") + name: tensor.clone()
+        for name, tensor in original_autoencoder(pipeline.vae).items()
+    }
 
 
 def write(model: str, pipeline, folder: Path, prefix: str = "") -> Path:
@@ -277,12 +275,7 @@ def test_the_library_lists_the_transformer_alone(file):
 # --- which files are taken, and what is refused ---------------------------------------------------
 
 
-def refusal(file: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        Checkpoint.open(file)
-    message = str(caught.value)
-    assert str(file) in message and "\n" not in message
-    return message
+refusal = partial(refusals.refusal, Checkpoint.open)
 
 
 @pytest.mark.parametrize(
