@@ -71,6 +71,8 @@ class NetworkTests:
             metafunc.parametrize("kind", kinds_of(metafunc), scope="class")
         if "refusal" in metafunc.fixturenames:
             metafunc.parametrize("refusal", self.refused, ids=str)
+        if "misfit" in metafunc.fixturenames:
+            metafunc.parametrize("misfit", self.misfits, ids=str)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -124,6 +126,7 @@ class TransformerNetworkTests(NetworkTests):
     many: ClassVar[list[dict[str, Any]]]  # inputs of more than 512 tokens
     shallow: ClassVar[dict[str, Any]]  # in what the network for those differs from `tiny`
     ordered: ClassVar[bool]  # whether the order of words counts
+    misfits: ClassVar[list[tuple[dict[str, Any], str]]] = []  # inputs that are refused, and why
     least_change: ClassVar[float] = 1e-3
     least_gradient: ClassVar[float] = 1e-7  # of words
     equal: ClassVar[list[dict[str, Any]]]  # values of the config that mean the same
@@ -161,6 +164,16 @@ class TransformerNetworkTests(NetworkTests):
             given = self.inputs(next(iter(self.kinds)), **case)
             theirs = self.of_diffusers(reference, **given)
             assert_agrees(f"{self.network.__name__}, {case}", ours(given), theirs)
+
+    def test_inputs_without_whole_patches_or_positions_are_refused(self, misfit):
+        case, sentence = misfit
+
+        def drawn():
+            model = self.network(self.config.from_dict(self.tiny), rngs=weights.ShapesOnly())
+            return model(**self.inputs(next(iter(self.kinds)), **case))
+
+        with pytest.raises(ValueError, match=sentence):
+            jax.eval_shape(drawn)
 
     def test_every_input_of_a_row_matters_to_that_row_alone(self, given, ours):
         before = ours(given)
