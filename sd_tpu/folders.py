@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 
 from filelock import FileLock, Timeout
 
@@ -23,18 +24,27 @@ def cache_folder() -> Path:
     return _folder("XDG_CACHE_HOME", ".cache")
 
 
-def keep_within(folder: Path, size: int) -> None:
+def keep_within(folder: Path, size: int, pattern: str = "*") -> None:
     """Remove the least recently used files of a folder until the rest has at most `size` bytes.
 
     Files that cannot be removed stay.
+
+    Args:
+        folder: where they are.
+        size: of those that stay.
+        pattern: of their paths in the folder.
     """
-    with suppress(OSError):
-        files = [(file.stat(), file) for file in folder.iterdir() if file.is_file()]
-        files.sort(key=lambda each: max(each[0].st_atime, each[0].st_mtime), reverse=True)
-        for status, file in files:
-            size -= status.st_size
-            if size < 0:
-                file.unlink(missing_ok=True)
+    files = []
+    for file in folder.glob(pattern):
+        with suppress(OSError):  # somebody has just removed it
+            status = file.stat()
+            if S_ISREG(status.st_mode):
+                files.append((max(status.st_atime, status.st_mtime), status.st_size, file))
+    for _, taken, file in sorted(files, reverse=True):
+        size -= taken
+        if size < 0:
+            with suppress(OSError):
+                file.unlink()
 
 
 def _folder(variable: str, default: str) -> Path:

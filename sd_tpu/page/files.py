@@ -1,10 +1,8 @@
 """Files as Gradio has them: what visitors have handed in, and what it serves to them."""
 
-import os
 import time
 from collections import Counter, deque
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sd_tpu.folders import keep_within
 from sd_tpu.gradio_compat import UPLOAD_PATH, upload_folder
 from sd_tpu.http.access import visitor_network
 from sd_tpu.pictures.images import MAX_FILE_BYTES
@@ -70,7 +69,7 @@ class Uploads:
             return await answer(scope, receive, send)
         self._lately.append((time.monotonic(), network, length))
         self._spent[network] += length
-        await run_sync(_make_room, upload_folder())
+        await run_sync(keep_within, upload_folder(), ALL_UPLOADS, "*/*")
         await self._app(scope, receive, send)
 
     def _forget(self, until: float) -> None:
@@ -79,27 +78,3 @@ class Uploads:
             self._spent[network] -= length
             if not self._spent[network]:
                 del self._spent[network]
-
-
-def _make_room(folder: Path) -> None:
-    """Remove the oldest uploads until the rest has ALL_UPLOADS bytes at most."""
-    uploads = sorted(
-        (
-            (status.st_mtime, status.st_size, file)
-            for file in folder.glob("*/*")
-            if (status := _status(file)) and S_ISREG(status.st_mode)
-        ),
-        reverse=True,
-    )
-    total = 0
-    for _, size, file in uploads:
-        total += size
-        if total > ALL_UPLOADS:
-            file.unlink(missing_ok=True)
-
-
-def _status(file: Path) -> os.stat_result | None:
-    try:
-        return file.stat()
-    except FileNotFoundError:  # somebody has just removed it
-        return None
