@@ -28,6 +28,7 @@ from sd_tpu.families.latent_model import (
     check_channels,
     check_last_layer,
     check_t5,
+    stems,
 )
 from sd_tpu.families.prompt import without_loras
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
@@ -63,12 +64,7 @@ class Flux(LatentModel):
     flow: ClassVar = True
     even_sigmas: ClassVar = True
     pipelines: ClassVar = ("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline")
-    components: ClassVar = {
-        CLIP: "model",
-        T5: "model",
-        "transformer": "diffusion_pytorch_model",
-        "vae": "diffusion_pytorch_model",
-    }
+    components: ClassVar = stems(CLIP, T5, "transformer")
     optional: ClassVar = (T5,)  # without which `networks` refuses a checkpoint in its own words
     index: ClassVar = {
         "_class_name": "FluxPipeline",

@@ -332,6 +332,13 @@ class LatentModel:
         return decoder.decode(latent[None])[0]
 
 
+def stems(*encoders_and_denoiser: str) -> dict[str, str]:
+    """Return how names of files of weights begin, by component, the autoencoder last."""
+    *encoders, denoiser = encoders_and_denoiser
+    networks = dict.fromkeys((denoiser, "vae"), "diffusion_pytorch_model")
+    return {**dict.fromkeys(encoders, "model"), **networks}
+
+
 def vae_config(config: Mapping[str, Any]) -> VAEConfig | TinyVAEConfig:
     """Parse an autoencoder's config.json; raises CheckpointError if it is not supported."""
     name = str(config.get("_class_name") or "AutoencoderKL").removeprefix("Flax")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.families.latent_model import Arrays, LatentModel, check_last_layer
+from sd_tpu.families.latent_model import Arrays, LatentModel, check_last_layer, stems
 from sd_tpu.families.prompt import without_loras
 from sd_tpu.families.qwen_tokenizer import QwenTokenizer
 from sd_tpu.families.text import DEFAULTS, Count, PromptOptions
@@ -29,11 +29,7 @@ class QwenModel(LatentModel):
     rounded: ClassVar = ("transformer", "text_encoder")
     flow: ClassVar = True
     even_sigmas: ClassVar = True
-    components: ClassVar = {
-        "text_encoder": "model",
-        "transformer": "diffusion_pytorch_model",
-        "vae": "diffusion_pytorch_model",
-    }
+    components: ClassVar = stems("text_encoder", "transformer")
     buckets: ClassVar[tuple[int, ...]]  # that programs are compiled for; longer texts are cut
     # Whether the language model may think before it answers; None is no turn, the text alone.
     thinking: ClassVar[bool | None]

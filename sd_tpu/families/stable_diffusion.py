@@ -13,7 +13,7 @@ from sd_tpu.checkpoint.config import CheckpointError, TextEncoderConfig, UNetCon
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.latent_diffusion import LatentDiffusion
-from sd_tpu.families.latent_model import Arrays, Parts
+from sd_tpu.families.latent_model import Arrays, Parts, stems
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
 from sd_tpu.models import CLIPTextModel
@@ -64,11 +64,7 @@ class StableDiffusion(LatentDiffusion):
         "LatentConsistencyModelPipeline",
         "LatentConsistencyModelImg2ImgPipeline",
     )
-    components: ClassVar = {
-        "text_encoder": "model",
-        "unet": "diffusion_pytorch_model",
-        "vae": "diffusion_pytorch_model",
-    }
+    components: ClassVar = stems("text_encoder", "unet")
     index: ClassVar = {
         "_class_name": "StableDiffusionPipeline",
         "feature_extractor": [None, None],

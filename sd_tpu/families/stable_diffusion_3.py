@@ -20,7 +20,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.clip_model import ClipModel
-from sd_tpu.families.latent_model import Arrays, Parts, check_channels, check_t5
+from sd_tpu.families.latent_model import Arrays, Parts, check_channels, check_t5, stems
 from sd_tpu.families.prompt import words_of
 from sd_tpu.families.t5_tokenizer import T5Tokenizer
 from sd_tpu.families.text import DEFAULTS, PromptOptions
@@ -58,13 +58,7 @@ class StableDiffusion3(ClipModel):
         "StableDiffusion3Img2ImgPipeline",
         "StableDiffusion3InpaintPipeline",
     )
-    components: ClassVar = {
-        "text_encoder": "model",
-        "text_encoder_2": "model",
-        T5: "model",
-        "transformer": "diffusion_pytorch_model",
-        "vae": "diffusion_pytorch_model",
-    }
+    components: ClassVar = stems("text_encoder", "text_encoder_2", T5, "transformer")
     optional: ClassVar = (T5,)
     index: ClassVar = {
         "_class_name": "StableDiffusion3Pipeline",

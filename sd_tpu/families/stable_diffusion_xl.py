@@ -22,7 +22,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families import text
 from sd_tpu.families.latent_diffusion import LatentDiffusion
-from sd_tpu.families.latent_model import Arrays, Parts
+from sd_tpu.families.latent_model import Arrays, Parts, stems
 from sd_tpu.families.text import DEFAULTS, PromptOptions
 from sd_tpu.families.tokenizer import LENGTH, Tokenizer
 from sd_tpu.models import CLIPTextModel, CLIPTextModelWithProjection
@@ -56,12 +56,7 @@ class StableDiffusionXL(LatentDiffusion):
         "StableDiffusionXLControlNetPipeline",
         "StableDiffusionXLPAGPipeline",
     )
-    components: ClassVar = {
-        "text_encoder": "model",
-        "text_encoder_2": "model",
-        "unet": "diffusion_pytorch_model",
-        "vae": "diffusion_pytorch_model",
-    }
+    components: ClassVar = stems("text_encoder", "text_encoder_2", "unet")
     index: ClassVar = {
         "_class_name": "StableDiffusionXLPipeline",
         "feature_extractor": [None, None],
