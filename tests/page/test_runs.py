@@ -482,8 +482,13 @@ def run_of(job, files=None, history=None, request=ASKED, live=False, **whose):
 
 
 def test_runs_wait_without_a_thread_each():
+    class Job(FakeJob):  # which takes no thread itself
+        async def events_async(self):
+            for event in self.events():
+                yield event
+
     before = {*threading.enumerate()}
-    runs = [run_of(FakeJob(), browser="me") for _ in range(20)]
+    runs = [run_of(Job(), browser="me") for _ in range(20)]
     begun = {*threading.enumerate()} - before
     assert all(each.name.startswith("runs") for each in begun), begun
     assert len(runs) > len(begun)
