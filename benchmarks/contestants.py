@@ -86,7 +86,7 @@ def evaluations_of(model: str, pictures: int) -> int:
 
 
 class _WithoutText:
-    """A model whose inputs are its conditions, so that it needs no text encoder."""
+    """A model whose slots are given all conditions, so that it needs no text encoder."""
 
     def __init__(self, model: FamilyModel):
         self._model = model
@@ -95,11 +95,15 @@ class _WithoutText:
         return getattr(self._model, name)
 
     @property
-    def input_shapes(self) -> Any:
+    def entry_shapes(self) -> Any:
         return self._model.cond_shapes
 
-    def encode_prompt(self, params: Params, inputs: Any) -> Any:
-        return inputs
+    @property
+    def text_cond_shapes(self) -> Any:
+        return self._model.cond_shapes
+
+    def encode_added_cond(self, params: Params, inputs: Any) -> Any:
+        return {}
 
 
 def our_step(load: Workload) -> Figures:

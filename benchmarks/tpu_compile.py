@@ -40,7 +40,7 @@ from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import FamilyModel, find_family
 from sd_tpu.runtime.mesh import mesh_of, replicas, split
 from sd_tpu.runtime.programs import Programs, placed_shapes
-from sd_tpu.runtime.slots import empty_slots, is_guided, stack_slot_inputs
+from sd_tpu.runtime.slots import empty_slots, is_guided
 
 PUBLISHED = (
     "Published: 7.07 s for eight pictures of SD 1.4 on v2-8, 50 steps (the guide's old "
@@ -295,20 +295,20 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
         )
 
-    entering = jax.eval_shape(partial(stack_slot_inputs, network, count, programs.latent_shape, {}))
-    params = placed_shapes(mesh, params, divisions, stacked=False)
-    slots, entering = placed((slots, entering), split(mesh))
+    drawing = {part: of for part, of in params.items() if part not in network.text_parts()}
+    placed_params = placed_shapes(
+        mesh, drawing, {part: divisions[part] for part in drawing}, stacked=False
+    )
+    slots = placed(slots, split(mesh))
     steps, wanted = (
         placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh)) for dtype in (jnp.int32, bool)
     )
-    return {
-        name: partial(getattr(programs, f"_{name}").lower, params, *arguments)
-        for name, arguments in (
-            ("encode", (slots, entering)),
-            ("advance", (slots, steps)),
-            ("decode", (slots.latents, wanted)),
-        )
+    drawn = {
+        name: partial(getattr(programs, f"_{name}").lower, placed_params, *arguments)
+        for name, arguments in (("advance", (slots, steps)), ("decode", (slots.latents, wanted)))
     }
+    # Filling slots with what text encoders made takes no time to speak of.
+    return {"encode": partial(programs.texts.lower, params), **drawn}
 
 
 def _compile(program: str, lower: Callable[[], jax.stages.Lowered], replicas: int) -> Compiled:

@@ -59,7 +59,7 @@ class Adapters:
             CheckpointError: a folder cannot be read.
         """
         self._loras, self._embeddings, self._chunks = Folder(loras), Folder(embeddings), chunks
-        self._memory: dict[tuple, int] = {}  # by the state of files that fit
+        self._memory: dict[tuple, dict[str, int]] = {}  # by the state of files that fit
 
     def options(self, model: Model) -> PromptOptions:
         """Return the options of prompts for this model."""
@@ -149,9 +149,9 @@ class Adapters:
                     added[part][parameter].append((delta, strength))
         return added
 
-    def memory(self, asked: Strengths, shapes: Params, divisions: Params) -> int:
+    def memory(self, asked: Strengths, shapes: Params, divisions: Params) -> dict[str, int]:
         """Return the bytes of the parameters that LoRAs change, which lie beside the checkpoint's,
-        on each chip of a replica.
+        on each chip of a replica, by component.
 
         No weights are read, and of files that were found good nothing is read again.
 
@@ -173,15 +173,20 @@ class Adapters:
                 with paths_within(self._loras.path):
                     for part, names in changed_by_lora(file, named).items():
                         changed[part].update(names)
-            each = {
-                part: weights.map_named(
-                    lambda name, *leaf, part=part: bytes_of(*leaf) if name in changed[part] else 0,
-                    of,
-                    divisions[part],
+            self._memory[key] = {
+                part: sum(
+                    jax.tree.leaves(
+                        weights.map_named(
+                            lambda name, *leaf, part=part: (
+                                bytes_of(*leaf) if name in changed[part] else 0
+                            ),
+                            of,
+                            divisions[part],
+                        )
+                    )
                 )
                 for part, of in shapes.items()
             }
-            self._memory[key] = sum(jax.tree.leaves(each))
         return self._memory[key]
 
     def hashes(self, *texts: str) -> dict[str, str]:

@@ -108,17 +108,17 @@ class Anima(QwenModel):
         return side, side
 
     @property
-    def input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `prompt_inputs` returns."""
+    def text_input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `encode_text` takes."""
         return {
-            **super().input_shapes,
+            **super().text_input_shapes,
             "t5_ids": jax.ShapeDtypeStruct((2, TOKENS), jnp.int32),
             "t5_lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
         }
 
     @property
-    def cond_shapes(self) -> Arrays:
-        """Shapes of the conditions that `encode_prompt` returns."""
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns."""
         shape = 2, TOKENS, self.transformer_config.text_embed_dim
         return {"text": jax.ShapeDtypeStruct(shape, self.dtype)}
 
@@ -141,7 +141,7 @@ class Anima(QwenModel):
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode both texts by the language model, and make them embeddings of T5's tokens."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         conditioner = nnx.merge(self.text_conditioner, params[CONDITIONER])

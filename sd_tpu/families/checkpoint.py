@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -310,10 +310,23 @@ class Checkpoint:
             {**self.model.model_index, "scheduler": ["diffusers", scheduler]},
         )
 
+    @property
+    def texts(self) -> "Parameters":
+        """Where the parameters of its text encoders lie."""
+        return self.parameters.of(self.model.text_parts())
+
+    @property
+    def drawing(self) -> "Parameters":
+        """Where all other parameters lie, which pictures are drawn with."""
+        return self.parameters.of(self.parameters.shapes.keys() - self.model.text_parts())
+
     def memory_on(self, chips: int) -> int:
-        """Return the bytes that each chip has of its parameters in a replica of so many."""
-        shapes = self.parameters.shapes
-        return bytes_of(shapes, self.model.divisions(shapes, chips))
+        """Return the bytes of its parameters that each chip has at once in a replica of so many.
+
+        Its text encoders need not lie beside what draws.
+        """
+        parts = self.texts.shapes, self.drawing.shapes
+        return max(bytes_of(shapes, self.model.divisions(shapes, chips)) for shapes in parts)
 
     def is_divided(self, chips: int) -> bool:
         """Whether so many chips have shares of what takes noise out of latents."""
@@ -366,6 +379,14 @@ class Parameters:
     decoder: TinyDecoder | None = None
     beside: tuple[Path, ...] = ()
 
+    def of(self, parts: Collection[str]) -> "Parameters":
+        """Return where those of some components lie."""
+        shapes, divisions = (
+            {part: of for part, of in each.items() if part in parts}
+            for each in (self.shapes, self.divisions)
+        )
+        return dataclasses.replace(self, shapes=shapes, divisions=divisions)
+
     @property
     def memory(self) -> int:
         """Bytes that they take on each chip of a replica."""
@@ -388,9 +409,7 @@ class Parameters:
         Raises:
             CheckpointError: files are missing or damaged, or do not fit the model.
         """
-        stored = {part: self._stored(part) for part in self.shapes}
-        for part, expected in self.shapes.items():  # all, before minutes go into loading one
-            weights.check(stored[part], weights.shapes(expected), self._source(part))
+        stored = self.check()  # all, before minutes go into loading one
         return {
             part: weights.load_stored(
                 stored[part],
@@ -402,6 +421,13 @@ class Parameters:
             )
             for part, expected in self.shapes.items()
         }
+
+    def check(self) -> dict[str, Mapping[str, Stored]]:
+        """Return what is stored of each component; raises CheckpointError if it does not fit."""
+        stored = {part: self._stored(part) for part in self.shapes}
+        for part, expected in self.shapes.items():
+            weights.check(stored[part], weights.shapes(expected), self._source(part))
+        return stored
 
     def _decodes(self, part: str) -> bool:
         return self.decoder is not None and self.decoder.part == part

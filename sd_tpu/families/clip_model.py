@@ -45,12 +45,13 @@ class ClipModel(LatentModel):
 
     @property
     def text_input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `text_inputs` returns."""
+        """Shapes of the inputs that `text_inputs` returns, and of the share of a journey's way."""
         encoders = {
             part: text.input_shapes(self.chunks, width, self.texts)
             for part, width in self.text_widths.items()
         }
-        return {**encoders, "clip_skip": jax.ShapeDtypeStruct((), jnp.int32)}
+        way = {"share": jax.ShapeDtypeStruct((), jnp.float32)} if self.texts > 2 else {}
+        return {**encoders, "clip_skip": jax.ShapeDtypeStruct((), jnp.int32), **way}
 
     def text_inputs(
         self,

@@ -133,32 +133,37 @@ class Flux(LatentModel):
         return ("between prompts",) * (self.texts > 1)
 
     @property
-    def input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `prompt_inputs` returns."""
+    def text_input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `encode_text` takes."""
         shapes = {
             part: jax.ShapeDtypeStruct((self.texts, length), jnp.int32)
             for part, length in ((CLIP, LENGTH), (T5, self.tokens))
         }
         if self.texts > 1:
             shapes["share"] = jax.ShapeDtypeStruct((), jnp.float32)
-        return {**shapes, **self._guidance_shapes}
+        return shapes
 
     @property
-    def cond_shapes(self) -> Arrays:
-        """Shapes of the conditions that `encode_prompt` returns."""
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns."""
         config = self.transformer_config
         text = 1, self.tokens, config.joint_attention_dim
         return {
             "text": jax.ShapeDtypeStruct(text, self.dtype),
             "pooled": jax.ShapeDtypeStruct((1, config.pooled_projection_dim), self.dtype),
-            **self._guidance_shapes,
         }
 
     @property
-    def _guidance_shapes(self) -> Arrays:
+    def added_input_shapes(self) -> Arrays:
+        """Shape of the guidance, where the transformer takes it."""
         if not self.transformer_config.guidance_embeds:
             return {}
         return {"guidance": jax.ShapeDtypeStruct((1,), jnp.float32)}
+
+    @property
+    def added_cond_shapes(self) -> Arrays:
+        """Shape of the guidance, which stays as it is."""
+        return self.added_input_shapes
 
     def for_inputs(self, inputs: Arrays) -> Any:
         """Return these networks for as many texts as in the inputs."""
@@ -219,7 +224,11 @@ class Flux(LatentModel):
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+    def encode_added_cond(self, params: Params, inputs: Arrays) -> Arrays:
+        """Return the guidance, where the transformer takes it."""
+        return {name: inputs[name] for name in self.added_input_shapes}
+
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode the text by both encoders; no padding is masked in T5."""
         clip = nnx.merge(self.text_encoder, params[CLIP])
         t5 = nnx.merge(self.text_encoder_2, params[T5])
@@ -227,7 +236,6 @@ class Flux(LatentModel):
         return {
             "text": text.between(t5(inputs[T5]), inputs),
             "pooled": text.between(pooled, inputs),
-            **{name: inputs[name] for name in self._guidance_shapes},
         }
 
     def evaluate(self, network: Any, x: jax.Array, t: jax.Array, cond: Arrays) -> jax.Array:

@@ -121,18 +121,20 @@ class Flux2Klein(QwenModel):
         return (*super().shape_key, *([f"{tokens} tokens of reference pictures"] if tokens else []))
 
     @property
-    def input_shapes(self) -> Arrays:
-        """Shapes of the inputs of `encode_prompt`."""
-        return {**super().input_shapes, **self._reference_shapes((), jnp.float32)}
+    def added_input_shapes(self) -> Arrays:
+        """Shapes of the inputs of reference pictures."""
+        return self._reference_shapes((), jnp.float32)
 
     @property
-    def cond_shapes(self) -> Arrays:
-        """Shapes of the conditions that `encode_prompt` returns."""
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns."""
         shape = 2, TOKENS, self.transformer_config.joint_attention_dim
-        return {
-            "text": jax.ShapeDtypeStruct(shape, self.dtype),
-            **self._reference_shapes((1,), self.dtype),
-        }
+        return {"text": jax.ShapeDtypeStruct(shape, self.dtype)}
+
+    @property
+    def added_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions of reference pictures."""
+        return self._reference_shapes((1,), self.dtype)
 
     def _reference_shapes(self, lead: tuple[int, ...], dtype: Any) -> Arrays:
         """Return the shapes of reference pictures' tokens, if there are any."""
@@ -186,12 +188,15 @@ class Flux2Klein(QwenModel):
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+    def encode_added_cond(self, params: Params, inputs: Arrays) -> Arrays:
+        """Return the tokens of reference pictures, for both texts."""
+        return {name: inputs[name][None] for name in self.added_input_shapes}
+
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode both texts; padding sees the text alone, and is part of it."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         states = encoder.states(inputs["ids"], TAKEN, inputs["lengths"])
-        references = {name: inputs[name][None] for name in self._reference_shapes((), self.dtype)}
-        return {"text": jnp.concatenate(states, axis=-1), **references}
+        return {"text": jnp.concatenate(states, axis=-1)}
 
     def encode_reference(
         self, params: Params, image: Float[Array, "H W 3"]

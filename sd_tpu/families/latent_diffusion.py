@@ -174,8 +174,8 @@ class LatentDiffusion(ClipModel):
     def added_input_shapes(self) -> Arrays:
         """Shapes of the inputs beside the texts.
 
-        They are those of `guidance_inputs`, the control picture, the reference picture's tokens
-        with their scale, and the share of the way between two prompts.
+        They are those of `guidance_inputs`, the control picture, and the reference picture's tokens
+        with their scale.
         """
         shapes = {}
         if self.guidance_size:
@@ -187,8 +187,6 @@ class LatentDiffusion(ClipModel):
                 (2, config.tokens, config.cross_attention_dim), self.dtype
             )
             shapes["reference_scale"] = jax.ShapeDtypeStruct((1,), jnp.float32)
-        if self.texts > 2:
-            shapes["share"] = jax.ShapeDtypeStruct((), jnp.float32)
         return shapes
 
     @property

@@ -88,6 +88,11 @@ class LatentModel:
         raise NotImplementedError
 
     @classmethod
+    def text_parts(cls) -> frozenset[str]:
+        """Return the components that `encode_text` takes, which are read by tokenizers' ids."""
+        return frozenset(cls.tokenizer_classes())
+
+    @classmethod
     def tokenizers(cls, parts: Container[str], read: Callable[[str, type], Any]) -> dict[str, Any]:
         """Read the tokenizers of the encoders that are among the parts, by folder.
 
@@ -251,6 +256,41 @@ class LatentModel:
         """Channels that the denoiser takes after the latents'."""
         return 0
 
+    @property
+    def text_input_shapes(self) -> Arrays:
+        """Shapes of those inputs that `encode_text` takes; each family's own."""
+        raise NotImplementedError
+
+    @property
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns; each family's own."""
+        raise NotImplementedError
+
+    @property
+    def added_input_shapes(self) -> Arrays:
+        """Shapes of the inputs beside the texts."""
+        return {}
+
+    @property
+    def added_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_added_cond` returns."""
+        return {}
+
+    @property
+    def input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `prompt_inputs` returns, with those beside the texts."""
+        return {**self.text_input_shapes, **self.added_input_shapes}
+
+    @property
+    def entry_shapes(self) -> Arrays:
+        """Shapes of the inputs of a slot, whose texts are encoded."""
+        return {**self.text_cond_shapes, **self.added_input_shapes}
+
+    @property
+    def cond_shapes(self) -> Arrays:
+        """Shapes of all conditions."""
+        return {**self.text_cond_shapes, **self.added_cond_shapes}
+
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
         if (most := self.max_size) and (height > most[0] or width > most[1]):
@@ -299,6 +339,18 @@ class LatentModel:
         return guidance
 
     # --- on the devices -------------------------------------------------------------------------
+
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode the texts of a slot; each family's own."""
+        raise NotImplementedError
+
+    def encode_added_cond(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode the inputs beside the texts into conditions."""
+        return {}
+
+    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode all inputs of a slot into its conditions."""
+        return {**self.encode_text(params, inputs), **self.encode_added_cond(params, inputs)}
 
     def denoise(
         self,

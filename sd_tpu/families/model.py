@@ -41,12 +41,24 @@ class Model(Protocol):
         """Pixels of which the sides of pictures are multiples."""
 
     @property
-    def input_shapes(self) -> Shapes:
-        """Shapes of the arrays that `prompt_inputs` returns."""
+    def input_shapes(self) -> dict[str, Shapes]:
+        """Shapes of a picture's inputs: those of its texts, and those beside them."""
 
     @property
-    def cond_shapes(self) -> Shapes:
-        """Shapes of the arrays that `encode_prompt` returns."""
+    def text_input_shapes(self) -> dict[str, Shapes]:
+        """Shapes of the inputs that `encode_text` takes, by name."""
+
+    @property
+    def text_cond_shapes(self) -> dict[str, Shapes]:
+        """Shapes of the arrays that `encode_text` returns, by name."""
+
+    @property
+    def entry_shapes(self) -> dict[str, Shapes]:
+        """Shapes of the inputs of a slot: what is made of its texts, and the inputs beside them."""
+
+    @property
+    def cond_shapes(self) -> dict[str, Shapes]:
+        """Shapes of a slot's cond."""
 
     @property
     def shape_key(self) -> tuple[str, ...]:
@@ -107,7 +119,7 @@ class Model(Protocol):
         width: int,
         **settings: Any,
     ) -> PyTree:
-        """Return the inputs of `encode_prompt`, on the host, in NumPy's arrays.
+        """Return the inputs by name, on the host, in NumPy's arrays.
 
         Args:
             tokenizers: the checkpoint's, by folder.
@@ -133,8 +145,17 @@ class Model(Protocol):
         A long prompt has longer inputs, and programs of its own.
         """
 
-    def encode_prompt(self, params: Params, inputs: PyTree) -> PyTree:
-        """Encode the inputs of one slot into its cond."""
+    def text_parts(self) -> frozenset[str]:
+        """Return the components of parameters that `encode_text` takes, and nothing else does."""
+
+    def encode_text(self, params: Params, inputs: Any) -> dict[str, Any]:
+        """Encode the texts of one slot: the part of its cond that is of them alone."""
+
+    def encode_prompt(self, params: Params, inputs: Any) -> dict[str, Any]:
+        """Encode all inputs of one slot into its cond."""
+
+    def encode_added_cond(self, params: Params, inputs: Any) -> dict[str, Any]:
+        """Encode the inputs beside the texts: the rest of the cond of one slot."""
 
     def denoise(
         self,

@@ -50,8 +50,8 @@ class QwenModel(LatentModel):
         return () if self.length == self.buckets[0] else (f"{self.length} tokens",)
 
     @property
-    def input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `prompt_inputs` returns."""
+    def text_input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `encode_text` takes."""
         return {
             "ids": jax.ShapeDtypeStruct((2, self.length), jnp.int32),
             "lengths": jax.ShapeDtypeStruct((2,), jnp.int32),

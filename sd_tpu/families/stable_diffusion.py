@@ -107,15 +107,10 @@ class StableDiffusion(LatentDiffusion):
     # --- shapes ---------------------------------------------------------------------------------
 
     @property
-    def input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `prompt_inputs` returns."""
-        return {**self.text_input_shapes, **self.added_input_shapes}
-
-    @property
-    def cond_shapes(self) -> Arrays:
-        """Shapes of the conditions that `encode_prompt` returns."""
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns."""
         shape = (2, self.chunks * LENGTH, self.text_config.hidden_size)
-        return {"text": jax.ShapeDtypeStruct(shape, self.dtype), **self.added_cond_shapes}
+        return {"text": jax.ShapeDtypeStruct(shape, self.dtype)}
 
     # --- on the host ----------------------------------------------------------------------------
 
@@ -153,14 +148,14 @@ class StableDiffusion(LatentDiffusion):
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
-        """Encode both texts, and the guidance where the UNet takes it."""
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode both texts."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         text_inputs = inputs["text_encoder"]
         # Of both texts, as in A1111; diffusers takes the negative prompt's last layer always.
         hidden = encoder(*text.flat(text_inputs), skip=inputs["clip_skip"] - 1)
         embeddings = text.joined(hidden, text_inputs)
-        return {"text": text.between(embeddings, inputs), **self.encode_added_cond(params, inputs)}
+        return {"text": text.between(embeddings, inputs)}
 
 
 def _check(encoder: TextEncoderConfig, unet: UNetConfig) -> None:

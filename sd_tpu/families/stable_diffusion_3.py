@@ -135,18 +135,16 @@ class StableDiffusion3(ClipModel):
         return side, side
 
     @property
-    def input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `prompt_inputs` returns."""
-        shapes = self.text_input_shapes
+    def text_input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `encode_text` takes."""
+        shapes = super().text_input_shapes
         if self.text_encoder_3 is not None:
             shapes[T5] = jax.ShapeDtypeStruct((self.texts, T5_TOKENS), jnp.int32)
-        if self.texts > 2:
-            shapes["share"] = jax.ShapeDtypeStruct((), jnp.float32)
         return shapes
 
     @property
-    def cond_shapes(self) -> Arrays:
-        """Shapes of the conditions that `encode_prompt` returns."""
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns."""
         config = self.transformer_config
         tokens = self.chunks * LENGTH + T5_TOKENS
         return {
@@ -180,7 +178,7 @@ class StableDiffusion3(ClipModel):
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode both texts by all encoders."""
         # As SDXL's: the last layer but one is the last that is taken.
         skip = jnp.maximum(inputs["clip_skip"], 2) - 1

@@ -95,24 +95,30 @@ class StableDiffusionXL(LatentDiffusion):
     # --- shapes ---------------------------------------------------------------------------------
 
     @property
-    def input_shapes(self) -> Arrays:
-        """Shapes of the inputs that `prompt_inputs` returns."""
-        return {
-            **self.text_input_shapes,
-            "written": jax.ShapeDtypeStruct((self.texts,), jnp.bool),
-            "time_ids": jax.ShapeDtypeStruct((2, SIZES), jnp.float32),
-            **self.added_input_shapes,
-        }
+    def text_input_shapes(self) -> Arrays:
+        """Shapes of the inputs that `encode_text` takes."""
+        written = jax.ShapeDtypeStruct((self.texts,), jnp.bool)
+        return {**super().text_input_shapes, "written": written}
 
     @property
-    def cond_shapes(self) -> Arrays:
-        """Shapes of the conditions that `encode_prompt` returns."""
+    def added_input_shapes(self) -> Arrays:
+        """Shapes of the inputs beside the texts, among them the sizes."""
+        time_ids = jax.ShapeDtypeStruct((2, SIZES), jnp.float32)
+        return {**super().added_input_shapes, "time_ids": time_ids}
+
+    @property
+    def added_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_added_cond` returns."""
+        time_ids = self.added_input_shapes["time_ids"]
+        return {**super().added_cond_shapes, "time_ids": time_ids}
+
+    @property
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns."""
         shape = (2, self.chunks * LENGTH, sum(self.text_widths.values()))
         return {
             "text": jax.ShapeDtypeStruct(shape, self.dtype),
             "text_embeds": jax.ShapeDtypeStruct((2, self.text_config_2.projection_dim), self.dtype),
-            "time_ids": self.input_shapes["time_ids"],
-            **self.added_cond_shapes,
         }
 
     # --- on the host ----------------------------------------------------------------------------
@@ -166,8 +172,12 @@ class StableDiffusionXL(LatentDiffusion):
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
-        """Encode both texts by both encoders, and the other conditions of the UNet."""
+    def encode_added_cond(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode the inputs beside the texts; the sizes stay as they are."""
+        return {**super().encode_added_cond(params, inputs), "time_ids": inputs["time_ids"]}
+
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
+        """Encode both texts by both encoders."""
         first = nnx.merge(self.text_encoder, params["text_encoder"])
         second = nnx.merge(self.text_encoder_2, params["text_encoder_2"])
         text_inputs, text_inputs_2 = inputs["text_encoder"], inputs["text_encoder_2"]
@@ -183,12 +193,7 @@ class StableDiffusionXL(LatentDiffusion):
         written = inputs["written"]
         whole = jnp.where(written[:, None, None], embeddings, 0)
         pooled = jnp.where(written[:, None], pooled[:: self.chunks], 0)
-        return {
-            "text": text.between(whole, inputs),
-            "text_embeds": text.between(pooled, inputs),
-            "time_ids": inputs["time_ids"],
-            **self.encode_added_cond(params, inputs),
-        }
+        return {"text": text.between(whole, inputs), "text_embeds": text.between(pooled, inputs)}
 
 
 def _size_inputs(written: Sequence[bool], height: int, width: int) -> Arrays:

@@ -91,8 +91,8 @@ class ZImage(QwenModel):
         return self.size_unit * rows, self.size_unit * columns
 
     @property
-    def cond_shapes(self) -> Arrays:
-        """Shapes of the conditions that `encode_prompt` returns."""
+    def text_cond_shapes(self) -> Arrays:
+        """Shapes of the conditions that `encode_text` returns."""
         width = self.text_config.hidden_size
         return {
             "text": jax.ShapeDtypeStruct((2, self.length, width), self.dtype),
@@ -108,7 +108,7 @@ class ZImage(QwenModel):
 
     # --- on the devices -------------------------------------------------------------------------
 
-    def encode_prompt(self, params: Params, inputs: Arrays) -> Arrays:
+    def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode both texts."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         (states,) = encoder.states(inputs["ids"], [self.text_config.num_hidden_layers - 1])

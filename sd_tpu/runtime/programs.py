@@ -2,12 +2,14 @@
 
 The slots are divided over the replicas. Each chip of a replica computes the same with all of the
 weights, or has shares of them and exchanges sums with the others (`sd_tpu/checkpoint/division.py`).
-What a picture begins with besides noise has a program of its own, `ImageEncoder`, for those who
-need it; so have previews by models that draw them.
+Prompts are encoded by a program of their own, `TextEncoder`, which all sizes share. So is what a
+picture begins with besides noise, by `ImageEncoder`, for those who need it; and previews are drawn
+by one for models that draw them.
 """
 
 import hashlib
 import itertools
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -37,6 +39,7 @@ from sd_tpu.runtime.slots import (
     empty_slots,
     encode_images,
     encode_slots,
+    encode_texts,
     kind_of_picture,
     preview_slots,
     signed,
@@ -87,8 +90,11 @@ class Programs:
         share = replicas(mesh) * group
         self.slots = -(-slots // share) * share
         self.traces: Counter[str] = Counter()
-        params = _specs(mesh, divisions, stacked=stacked)
         self.stacked, self.divisions = stacked, divisions
+        params = _specs(mesh, divisions and self._drawing(divisions), stacked=stacked)
+        self.texts = TextEncoder(
+            model, mesh, count=self.slots, stacked=stacked, divisions=divisions
+        )
         self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
         self._advance = self._compile(
             "advance",
@@ -118,9 +124,13 @@ class Programs:
             advance=name == "advance",
         )
 
-    def _call(self, name: str, *arguments) -> Any:
+    def _drawing(self, params: Params) -> Params:
+        """Return the parameters without those of text encoders."""
+        return {part: of for part, of in params.items() if part not in self.model.text_parts()}
+
+    def _call(self, name: str, params: Params, *arguments) -> Any:
         before = self.traces[name]
-        result = getattr(self, f"_{name}")(*arguments)
+        result = getattr(self, f"_{name}")(self._drawing(params), *arguments)
         if self.traces[name] > before:
             return_freed_memory()
         return result
@@ -136,8 +146,22 @@ class Programs:
     def encode(
         self, params: Params, slots: Slots, entering: Mapping[int, SlotInputs | None]
     ) -> Slots:
-        """Put images into the slots with these numbers; None vacates one. Donates `slots`."""
-        return self._call("encode", params, slots, self.gather(entering))
+        """Put images into the slots with these numbers; None vacates one. Donates `slots`.
+
+        Texts that are not encoded yet are encoded first, by text encoders among the parameters.
+        """
+        names = self.model.text_cond_shapes.keys()
+        unread = {
+            slot: slot_inputs
+            for slot, slot_inputs in entering.items()
+            if slot_inputs and not names <= slot_inputs.inputs.keys()
+        }
+        made = self.texts.encode(params, [each.inputs for each in unread.values()])
+        read = {
+            slot: slot_inputs.with_texts(texts)
+            for (slot, slot_inputs), texts in zip(unread.items(), made, strict=True)
+        }
+        return self._call("encode", params, slots, self.gather({**entering, **read}))
 
     def gather(self, entering: Mapping[int, SlotInputs | None]) -> SlotInputs:
         """Return the arguments of the compiled `encode` for these images, by replica.
@@ -194,6 +218,96 @@ class Programs:
     ) -> UInt8[Array, "S half_H half_W 3"]:
         """Draw smaller pictures by the model's previewer, where they are wanted."""
         return self._call("preview", params, latents, jax.device_put(wanted, split(self.mesh)))
+
+
+class TextEncoder:
+    """Encoder of prompts, up to `count` of them at once, divided over the replicas."""
+
+    def __init__(
+        self,
+        model: Model,
+        mesh: Mesh,
+        *,
+        count: int,
+        stacked: bool = False,
+        divisions: Params | None = None,
+    ):
+        """Prepare the encoder; `compile` or else the first call compiles it.
+
+        Args:
+            model: for texts of these shapes.
+            mesh: the devices.
+            count: of prompts, rounded up to a multiple of the replicas.
+            stacked: as `Programs` takes it.
+            divisions: as `Programs` takes them; only those of text encoders are looked at.
+        """
+        self._model, self._mesh, self._stacked = model, mesh, stacked
+        self._share = -(-count // replicas(mesh))
+        self._divisions = divisions and self._taken(divisions)
+        specs = _specs(mesh, self._divisions, stacked=stacked), SPLIT, SPLIT
+        self._function = _over_devices(
+            partial(encode_texts, model), mesh, specs, dtype=model.dtype, stacked=stacked
+        )
+        self._compiled: Callable = self._function
+
+    def _taken(self, params: Params) -> Params:
+        return {part: of for part, of in params.items() if part in self._model.text_parts()}
+
+    def lower(self, params: Params) -> jax.stages.Lowered:
+        """Lower the encoder for parameters of these shapes, without an axis of replicas."""
+        placed = placed_shapes(
+            self._mesh, self._taken(params), self._divisions, stacked=self._stacked
+        )
+        count = replicas(self._mesh) * self._share
+        inputs, counts = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split(self._mesh)),
+            (
+                jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype),
+                    self._model.text_input_shapes,
+                ),
+                jax.ShapeDtypeStruct((replicas(self._mesh),), np.int32),
+            ),
+        )
+        return self._function.lower(placed, inputs, counts)
+
+    def compile(self, params: Params) -> None:
+        """Compile the encoder, as `lower`."""
+        self._compiled = self.lower(params).compile()
+        return_freed_memory()
+
+    def encode(self, params: Params, prompts: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        """Encode prompts.
+
+        Args:
+            params: with those of text encoders, as `Programs` takes them.
+            prompts: inputs of pictures, by name; those beside the texts are not looked at.
+
+        Returns:
+            What is made of each, by the names of conditions.
+        """
+        made, most = [], replicas(self._mesh) * self._share
+        for first in range(0, len(prompts), most):
+            made += self._encode(params, prompts[first : first + most])
+        return made
+
+    def _encode(self, params: Params, prompts: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        number, share = replicas(self._mesh), self._share
+        shapes = self._model.text_input_shapes
+        inputs = jax.tree.map(lambda x: np.zeros((number * share, *x.shape), x.dtype), shapes)
+        # Each replica has as many as another, or one less.
+        rows = [n % number * share + n // number for n in range(len(prompts))]
+        for row, prompt in zip(rows, prompts, strict=True):
+            jax.tree.map(
+                lambda into, x, row=row: operator.setitem(into, row, x),
+                inputs,
+                {name: prompt[name] for name in shapes},
+            )
+        counts = np.array([len(prompts[first::number]) for first in range(number)], np.int32)
+        where = jax.device_put((inputs, counts), split(self._mesh))
+        found = jax.tree.map(np.asarray, self._compiled(self._taken(params), *where))
+        # Copied: a view would keep those of all prompts in memory.
+        return [jax.tree.map(lambda x, row=row: x[row].copy(), found) for row in rows]
 
 
 class ImageEncoder:

@@ -154,7 +154,7 @@ class SlotInputs:
     that is to be encoded.
     """
 
-    inputs: PyTree  # as the family's `prompt_inputs` returns them
+    inputs: PyTree  # as the family's `prompt_inputs` returns them; with what is made of the texts
     guidance: Float[Any, "*S"]
     rescale: Float[Any, "*S"]
     rows: Float[Any, "*S R columns"]
@@ -254,6 +254,10 @@ class SlotInputs:
             noise=noise,
         )
 
+    def with_texts(self, texts: Mapping[str, Any]) -> Self:
+        """Return the inputs with what was made of the texts, by the names of their conditions."""
+        return dataclasses.replace(self, inputs={**self.inputs, **texts})
+
     @property
     def picture_sizes(self) -> set[PictureSize]:
         """Kinds and sizes of the pictures that are to be encoded."""
@@ -317,7 +321,7 @@ def stack_slot_inputs(
     latent_shape: tuple[int, int, int],
     entering: Mapping[int, SlotInputs | None],
 ) -> SlotInputs:
-    """Stack inputs of the slots with these numbers for `encode_slots`.
+    """Stack inputs of the slots with these numbers for `encode_slots`; their texts are encoded.
 
     None vacates a slot. The other slots are left alone.
     """
@@ -326,7 +330,7 @@ def stack_slot_inputs(
         return np.zeros((count, *shape), dtype)
 
     stacked = SlotInputs(
-        inputs=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), model.input_shapes),
+        inputs=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), model.entry_shapes),
         guidance=zeros(),
         rescale=zeros(),
         rows=zeros(MAX_ROWS, len(COLUMNS)),
@@ -348,7 +352,11 @@ def stack_slot_inputs(
             padding = (0, MAX_ROWS - slot_inputs.end)  # zeros are IDLE
             slot_inputs = dataclasses.replace(
                 slot_inputs,
-                inputs=jax.tree.map(_filled_up, slot_inputs.inputs, model.input_shapes),
+                inputs=jax.tree.map(
+                    _filled_up,
+                    {name: slot_inputs.inputs[name] for name in model.entry_shapes},
+                    model.entry_shapes,
+                ),
                 rows=np.pad(slot_inputs.rows, (padding, (0, 0))),
                 levels=np.pad(slot_inputs.levels, (padding, (0, 0))),
                 strength=np.pad(slot_inputs.strength, padding)
@@ -397,13 +405,30 @@ def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) ->
     )
 
 
+def encode_texts(model: Model, params: Params, inputs: PyTree, count: Int32[Array, " 1"]) -> PyTree:
+    """Encode the texts of the first `count` slots' inputs, one after the other.
+
+    Returns their conditions, and zeros behind them.
+    """
+
+    def one(i, made):
+        encoded = model.encode_text(params, jax.tree.map(lambda x: x[i], inputs))
+        return jax.tree.map(lambda into, x: into.at[i].set(x.astype(into.dtype)), made, encoded)
+
+    texts = len(jax.tree.leaves(inputs)[0])
+    zeros = jax.tree.map(lambda x: jnp.zeros((texts, *x.shape), x.dtype), model.text_cond_shapes)
+    return lax.fori_loop(0, count[0], one, zeros)
+
+
 def encode_slots(model: Model, params: Params, slots: Slots, entering: SlotInputs) -> Slots:
     """Fill the fresh slots with conditions, first latents and tables; leave the others alone."""
     occupied = entering.fresh & (entering.end > 0)
     order = jnp.argsort(~occupied, stable=True)
 
     def one(i, cond):
-        encoded = model.encode_prompt(params, jax.tree.map(lambda x: x[order[i]], entering.inputs))
+        inputs = jax.tree.map(lambda x: x[order[i]], entering.inputs)
+        texts = {name: inputs[name] for name in model.text_cond_shapes}
+        encoded = {**texts, **model.encode_added_cond(params, inputs)}
         return jax.tree.map(
             lambda into, x: into.at[order[i]].set(x.astype(into.dtype)), cond, encoded
         )

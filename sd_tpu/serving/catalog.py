@@ -48,7 +48,8 @@ class OpenedModel:
     """A model that has been opened; its parameters need not be anywhere."""
 
     checkpoint: Checkpoint
-    weights: Weights
+    weights: Weights  # that draw
+    texts: Weights  # of its text encoders
     defaults: Picture
     written: tuple[tuple[int, int], ...]  # as `Parameters.written` was then
 
@@ -449,10 +450,12 @@ class Catalog:
             name=name,
             architecture=self._architecture(checkpoint),
             files=files,
-            memory=checkpoint.parameters.memory,
+            memory=checkpoint.drawing.memory,
         )
+        memory = checkpoint.texts.memory
+        texts = Weights(name=name, texts=True, files=files, memory=memory)
         defaults = dataclasses.replace(_defaults(checkpoint, self._size), model=name)
-        return OpenedModel(checkpoint, weights, defaults, written)
+        return OpenedModel(checkpoint, weights, texts, defaults, written)
 
     def _architecture(self, checkpoint: Checkpoint) -> str:
         """Return the name that all checkpoints with an equal model have."""

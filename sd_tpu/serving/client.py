@@ -107,11 +107,8 @@ class EngineClient(abc.ABC):
         self.catalog, self.adapters = catalog, adapters or Adapters()
         self.resolver = Resolver(self.catalog, self.adapters)
         first = catalog.open("")
-        self.checkpoint, self.defaults, self.weights = (
-            first.checkpoint,
-            first.defaults,
-            first.weights,
-        )
+        self.checkpoint, self.defaults = first.checkpoint, first.defaults
+        self.weights, self.texts = first.weights, first.texts
         self.ready = threading.Event()
         self.failure: Sentence | None = None
 

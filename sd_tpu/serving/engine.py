@@ -7,6 +7,7 @@ finished images leave their slots and waiting ones enter, so images of several j
 
 import copy
 import dataclasses
+import hashlib
 import itertools
 import logging
 import threading
@@ -33,6 +34,7 @@ from sd_tpu.families.model import Model
 from sd_tpu.runtime.dtype import chosen_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh, replicas
 from sd_tpu.runtime.programs import ImageEncoder, Programs
+from sd_tpu.runtime.programs import TextEncoder as TextProgram
 from sd_tpu.runtime.slots import (
     MASKED_PICTURE,
     REFERENCE_PICTURE,
@@ -54,7 +56,17 @@ from sd_tpu.serving.client import (
 )
 from sd_tpu.serving.job import Cancelled, Event, Failed, Interrupted, Job, tile_indices
 from sd_tpu.serving.latency import LatencyModel, lanes_left
-from sd_tpu.serving.plan import Batch, Encoder, Plan, Report, Ticket, Training, Weights
+from sd_tpu.serving.plan import (
+    Batch,
+    Encoder,
+    Plan,
+    Prompt,
+    Report,
+    TextEncoder,
+    Ticket,
+    Training,
+    Weights,
+)
 from sd_tpu.serving.replicas import fewest_chips
 from sd_tpu.serving.resolve import BatchKey, ResolvedPicture, ResolvedRequest
 from sd_tpu.serving.scheduler import Busy, Scheduler
@@ -110,14 +122,17 @@ class Engine(EngineClient):
         """
         super().__init__(catalog, adapters)
         self.mesh, self._group, self._replicas = mesh, group, replicas(mesh)
-        self.worker = Worker(mesh, self._read, self._build, self._image_encoder)
+        self.worker = Worker(mesh, self._read, self._build, self._image_encoder, self._text_encoder)
+        self._readers: dict[TextEncoder, Model] = {}  # the models of text encoders
         self._batches: dict[BatchKey, Batch] = {}
         self._submitting: dict[int, dict[int, Batch]] = {}  # by job and picture
         self._kinds: dict[Batch, _Kind] = {}
-        self.batch = self._batch(self.resolver.estimated(_with_steps(self.defaults)))
+        estimated = self.resolver.estimated(_with_steps(self.defaults))
+        self.batch, self.reader = self._batch(estimated), self._prompt(estimated).encoder
         self.programs = self._programs_of(self.batch)
         self.latency = LatencyModel()
-        least = sum(each.memory for each in (self.batch, *self.batch.needs, self.weights))
+        least = sum(each.memory for each in (self.batch, *self.batch.needs))
+        least += max(self.weights.memory, self.texts.memory)
         limit = memory or max(device_bytes(mesh), least)
         self.scheduler = Scheduler(self._replicas, self.latency, memory=limit)
         self.tally = Tally()
@@ -130,14 +145,19 @@ class Engine(EngineClient):
     def _start(self) -> None:
         """Read the first model's parameters and start the thread, which compiles and then serves.
 
+        Its text encoders are read when a picture needs them, if there is no room for both.
+
         Raises:
             CheckpointError: the parameters cannot be read.
         """
         everywhere = range(self._replicas)
-        params = self._read(self.weights, self.worker.weights.on(everywhere))
-        for replica in everywhere:
-            self.scheduler.hold(replica, self.weights)
-            self.worker.weights.record(replica, self.weights, params)
+        self.checkpoint.texts.check()
+        together = self.scheduler.fits(self.batch, self.weights, self.texts)
+        for weights in (self.weights, self.texts) if together else (self.weights,):
+            params = self._read(weights, self.worker.weights.on(everywhere))
+            for replica in everywhere:
+                self.scheduler.hold(replica, weights)
+                self.worker.weights.record(replica, weights, params)
         self._thread.start()
 
     @classmethod
@@ -192,7 +212,7 @@ class Engine(EngineClient):
                 "%d chips are a replica: each has %.1f GB of the %.1f GB that %s takes.",
                 mesh.size // replicas(mesh),
                 first.parameters.memory / 1e9,
-                first.memory_on(1) / 1e9,
+                bytes_of(first.parameters.shapes) / 1e9,
                 first.card.name,
             )
         if group is None:
@@ -218,6 +238,7 @@ class Engine(EngineClient):
         tilings = {index: each.tiling for index, each in resolved.pictures.items() if each.tiling}
         canvases = {index: each.canvas for index, each in resolved.pictures.items() if each.canvas}
         batches = self._submitting[number] = {}  # which are not forgotten meanwhile
+        prompts = {index: self._prompt(each) for index, each in resolved.pictures.items()}
         try:
             for index, picture in resolved.pictures.items():
                 batches[index] = self._batch(picture)
@@ -229,6 +250,7 @@ class Engine(EngineClient):
                     address=address,
                     batch=batches[index],
                     weights=picture.weights,
+                    prompt=prompts[index],
                     encoders=self._encoders(picture, slot),
                     kinds=slot.kinds,
                     previews=previews and not picture.tiling,
@@ -263,7 +285,11 @@ class Engine(EngineClient):
     @property
     def params(self) -> Params:
         """The first model's parameters, as `programs` takes them, while all replicas hold them."""
-        return self.worker.weights.together([self.weights] * self._replicas)
+        together = self.worker.weights.together
+        return {
+            **together([self.weights] * self._replicas),
+            **together([self.texts] * self._replicas),
+        }
 
     @property
     def occupied(self) -> int:
@@ -342,18 +368,20 @@ class Engine(EngineClient):
 
     # --- training -------------------------------------------------------------------------------
 
-    def train(self, weights: Weights, memory: int, trainee: Trainee) -> Training:
+    def train(self, opened: OpenedModel, memory: int, trainee: Trainee) -> Training:
         """Begin a training beside what is drawn; there is no other until `end_training`.
 
         Args:
-            weights: of the model that is trained, by whose parameters steps are taken.
+            opened: the model that is trained, by whose parameters steps are taken.
             memory: bytes on each device beside these.
             trainee: takes the steps, in the engine's thread.
 
         Raises:
             RequestError: the devices can never hold that.
         """
-        training = Training(number=next(self._numbers), weights=weights, memory=memory)
+        training = Training(
+            number=next(self._numbers), weights=opened.weights, texts=opened.texts, memory=memory
+        )
         with self._change:
             self.scheduler.train(training)
             self.worker.trainees[training.number] = trainee
@@ -369,7 +397,7 @@ class Engine(EngineClient):
     # --- the engine's thread --------------------------------------------------------------------
 
     def _serve(self) -> None:
-        plan = self.scheduler.prepare(self.batch, time.monotonic())
+        plan = self.scheduler.prepare(self.reader, self.batch, now=time.monotonic())
         while plan:
             report = self.worker.execute(plan)
             with self._change:
@@ -403,8 +431,9 @@ class Engine(EngineClient):
         return plan
 
     def _note_compiled(self, report: Report) -> None:
-        if self.batch in report.failed and not self.ready.is_set():
-            self.failure = Sentence("Compiling failed: {reason}", reason=report.failed[self.batch])
+        for program in (self.reader, self.batch):  # in the order in which they are compiled
+            if program in report.failed and not self.ready.is_set():
+                self.failure = Sentence("Compiling failed: {reason}", reason=report.failed[program])
         if self.batch in report.failed or self.batch in report.compiled:
             self.ready.set()
 
@@ -415,20 +444,19 @@ class Engine(EngineClient):
             with paths_within(*(path.parent for path in network.paths)):
                 own = network.load(sharding, leading=True)
             return {**self._on_replicas(weights.base, sharding), network.part: own}
+        opened = self.catalog.opened(weights.name)
+        parameters = opened.checkpoint.texts if weights.texts else opened.checkpoint.drawing
         if weights.adapters:
-            parameters = self.catalog.opened(weights.name).checkpoint.parameters
             return merge(
                 self._on_replicas(weights.base, sharding),
-                self.adapters.deltas(weights.adapters, parameters.shapes),
+                self.adapters.deltas(weights.adapters, opened.checkpoint.parameters.shapes),
                 parameters.divisions,
             )
-        opened = self.catalog.opened(weights.name)
-        if opened.weights != weights:
+        if weights not in (opened.weights, opened.texts):
             raise CheckpointError("its files have been written anew; please ask for it again.")
-        parameters = opened.checkpoint.parameters
         tiny = parameters.decoder
         try:
-            with paths_within(parameters.source.parent, tiny and tiny.folder.parent):
+            with paths_within(parameters.source.parent, tiny.folder.parent if tiny else None):
                 params = parameters.load(sharding, leading=True)
         except Exception:
             self.catalog.forget(weights.name)
@@ -510,12 +538,12 @@ class Engine(EngineClient):
         )
         programs = self.programs if batch == self.batch else self._programs_of(batch)
         # Texts of any content take as long.
-        inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.input_shapes)
+        inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.entry_shapes)
         slot_inputs = dataclasses.replace(
             self.resolver.slot_inputs(checkpoint, sample), inputs=inputs, pictures=None
         )
         networks = {network.part: network.shapes for network in kind.networks}
-        return programs, slot_inputs, {**checkpoint.parameters.shapes, **networks}
+        return programs, slot_inputs, {**checkpoint.drawing.shapes, **networks}
 
     def _programs_of(self, batch: Batch) -> Programs:
         return Programs(
@@ -534,7 +562,43 @@ class Engine(EngineClient):
         """Return how the parameters of a batch's programs are divided; networks are whole."""
         checkpoint, _ = self.catalog.sample(kind.architecture)
         networks = {network.part: undivided(network.shapes) for network in kind.networks}
-        return {**checkpoint.parameters.divisions, **networks}
+        return {**checkpoint.drawing.divisions, **networks}
+
+    def _prompt(self, picture: ResolvedPicture) -> Prompt:
+        """Return a picture's prompt, whose encoder can be compiled from now on."""
+        checkpoint, _ = self.catalog.sample(picture.weights.root.architecture)
+        (slot, *_) = picture.slots  # tiles have the same prompt
+        model = checkpoint.model.for_inputs(slot.inputs)
+        inputs = {name: slot.inputs[name] for name in sorted(model.text_input_shapes)}
+        digest, leaves = hashlib.sha256(), jax.tree.leaves(inputs)
+        for leaf in leaves:
+            digest.update(np.ascontiguousarray(leaf).data)
+        encoder = TextEncoder(
+            architecture=picture.weights.root.architecture,
+            shapes=tuple(np.shape(leaf) for leaf in leaves),
+            count=-(-SLOTS // self._replicas) * self._replicas,
+        )
+        self._readers.setdefault(encoder, model)
+        return Prompt(
+            encoder=encoder,
+            weights=picture.texts,
+            digest=digest.digest(),
+            inputs=inputs,
+            memory=bytes_of(model.text_cond_shapes),
+        )
+
+    def _text_encoder(self, encoder: TextEncoder) -> tuple[TextProgram, Params]:
+        """Return an encoder of prompts, not compiled yet, and its parameters' shapes."""
+        checkpoint, _ = self.catalog.sample(encoder.architecture)
+        divisions = checkpoint.texts.divisions
+        program = TextProgram(
+            self._readers[encoder],
+            self.mesh,
+            count=encoder.count,
+            stacked=True,
+            divisions=divisions,
+        )
+        return program, checkpoint.texts.shapes
 
     def _encoders(self, picture: ResolvedPicture, slot: SlotInputs) -> tuple[Encoder, ...]:
         """Return the encoders of a slot's pictures, sorted, as equal ones share a queue."""
@@ -561,8 +625,8 @@ class Engine(EngineClient):
             encode, shapes, dtype = network.tokens, {network.part: network.shapes}, network.dtype  # ty: ignore[missing-attribute]
         else:
             checkpoint, _ = self.catalog.sample(encoder.kind)
-            model, shapes = checkpoint.model, checkpoint.parameters.shapes
-            divisions = checkpoint.parameters.divisions
+            model, shapes = checkpoint.model, checkpoint.drawing.shapes
+            divisions = checkpoint.drawing.divisions
             encode, dtype = model.encode, model.dtype
             if encoder.references:
                 encode = model.encode_reference  # ty: ignore[missing-union-attribute]

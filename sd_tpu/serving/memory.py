@@ -1,11 +1,12 @@
-"""The items on each replica, and which of them go when another needs room.
+"""The items on each replica, and which of them go when another needs room; and what is kept of
+prompts.
 
 Items that several others need (`Item.needs`) count once, and stay as long as any of these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
-from sd_tpu.serving.plan import Batch, Training, Weights
+from sd_tpu.serving.plan import Batch, Prompt, Training, Weights
 
 Item = Batch | Weights | Training
 
@@ -65,3 +66,43 @@ class Memory:
                 gone.append(other)
                 over -= other.memory
         return gone if over <= 0 else None
+
+
+class KeptPrompts:
+    """Prompts of which a worker keeps what was made of them on its host, within a bound.
+
+    It lies on the host as no replica then has less room for weights, and as any replica may draw a
+    picture: even of a language model's states, a slot's are copied in a hundredth of a step's time.
+    """
+
+    def __init__(self, limit: int):
+        """Begin with nothing; `limit` is in bytes."""
+        self.limit = limit
+        self._prompts: dict[Prompt, None] = {}  # last used, last
+
+    def __contains__(self, prompt: Prompt) -> bool:
+        return prompt in self._prompts
+
+    def use(self, prompt: Prompt) -> None:
+        """Add a prompt, or record that it is used again."""
+        self._prompts.pop(prompt, None)
+        self._prompts[prompt] = None
+
+    def remove(self, prompt: Prompt) -> None:
+        """Forget a prompt, if it was there."""
+        self._prompts.pop(prompt, None)
+
+    def trim(self, needed: Container[Prompt]) -> list[Prompt]:
+        """Forget the least recently used beyond the bound, and none that is needed; return them."""
+        over, gone = sum(each.memory for each in self._prompts) - self.limit, []
+        for prompt in [*self._prompts]:
+            if over > 0 and prompt not in needed:
+                del self._prompts[prompt]
+                gone.append(prompt)
+                over -= prompt.memory
+        return gone
+
+    def clear(self) -> list[Prompt]:
+        """Forget all, and return them."""
+        gone, self._prompts = [*self._prompts], {}
+        return gone

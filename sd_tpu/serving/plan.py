@@ -17,13 +17,15 @@ Key = tuple[int, int]  # of a picture: the number of its job, and its index in t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Parameters of a checkpoint, with or without adapters merged into them.
+    """A part of a checkpoint's parameters, with or without adapters merged into them.
 
-    Without a name they are zeros, or whatever of the same shapes is there.
+    Without a name they are zeros, or whatever of the same shapes is there. Text encoders are a part
+    of their own, which all replicas hold or none; the other is what draws.
     """
 
     name: str
-    architecture: str = ""  # as in `Batch`
+    texts: bool = False  # whether they are the text encoders
+    architecture: str = ""  # as in `Batch`; "" of text encoders
     adapters: tuple[tuple[str, float], ...] = ()  # names and strengths of merged adapters
     files: tuple[Hashable, ...] = ()  # tells files from others of the same names
     network: tuple[str, str] | None = None  # component and name of a network beside these
@@ -74,6 +76,27 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEncoder:
+    """A program that encodes prompts of the same shapes, on all replicas together."""
+
+    architecture: str  # of the checkpoint, as in `Batch`
+    shapes: tuple[tuple[int, ...], ...]  # of a prompt's arrays
+    count: int = 8  # of prompts that it takes at once, over all replicas
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """Texts of a picture, as text encoders take them; equal ones are encoded once."""
+
+    encoder: TextEncoder
+    weights: Weights  # of the text encoders
+    digest: bytes  # of the inputs
+    inputs: Any = dataclasses.field(default=None, compare=False, repr=False)
+    # Bytes of what is made of them, on the host.
+    memory: int = dataclasses.field(default=0, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
     """A program that encodes start or reference pictures of one size."""
 
@@ -84,7 +107,7 @@ class Encoder:
     part: str = ""  # the component that a network beside the model is; "" is the model itself
 
 
-Program = Batch | Encoder  # what is compiled
+Program = Batch | Encoder | TextEncoder  # what is compiled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,12 +116,13 @@ class Training:
 
     number: int
     weights: Weights  # for which it trains
+    texts: Weights  # text encoders that read its captions
     memory: int = dataclasses.field(default=0, compare=False)  # bytes on each chip, beside these
 
     @property
     def needs(self) -> tuple[Weights, ...]:
         """Weights that stay on a replica as long as the training does."""
-        return (*self.weights.needs, self.weights)
+        return (*self.weights.needs, self.weights, *self.texts.needs, self.texts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,7 +137,8 @@ class Ticket:
     client: str
     address: str = ""  # of the client, if known
     batch: Batch
-    weights: Weights
+    weights: Weights  # that draw
+    prompt: Prompt
     encoders: tuple[Encoder, ...] = ()  # for its pictures, needed until it is in its slot
     kinds: np.ndarray  # [R], kinds of the table's rows, from `slots.row_kinds`
     previews: bool = True  # whether previews are made
@@ -143,6 +168,8 @@ class Plan:
     drop: tuple[tuple[int, Weights], ...] = ()  # by replica
     load: tuple[tuple[int, Weights], ...] = ()  # to replicas, in the background
     compile: tuple[Program, ...] = ()  # in the background
+    forget: tuple[Prompt, ...] = ()  # what was made of them
+    encode: tuple[Prompt, ...] = ()  # by weights that all replicas hold; what is made is kept
     train: Training | None = None  # whose next step is taken, while nothing is drawn
     batch: Batch | None = None  # None and no training: wait for something in the background
     weights: dict[int, Weights] = dataclasses.field(default_factory=dict)  # by replica
@@ -165,6 +192,7 @@ class Compiled:
 class Report:
     """Results of a plan, and of earlier ones in the background."""
 
+    encode_seconds: float = 0.0  # of all prompts
     advance_seconds: float = 0.0
     decode_seconds: float = 0.0
     preview_seconds: float = 0.0
@@ -179,3 +207,4 @@ class Report:
         default_factory=dict
     )
     error: str | None = None  # why nothing was drawn: the slots of the plan's batch are lost
+    unread: str | None = None  # why no prompt was encoded, and nothing drawn; no slot is lost

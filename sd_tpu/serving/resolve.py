@@ -77,6 +77,7 @@ class ResolvedPicture:
         picture: its settings, with the style applied and the networks named.
         batch: the key of its batch.
         weights: the parameters that it is drawn with.
+        texts: those of the text encoders that read its prompts.
         slots: the inputs of its slot, or of a slot for each tile.
         tiling: where its tiles lie; None where it is drawn at once.
         canvas: its start picture and mask, if it has any.
@@ -86,6 +87,7 @@ class ResolvedPicture:
     picture: Picture
     batch: BatchKey
     weights: Weights
+    texts: Weights
     slots: tuple[SlotInputs, ...]
     tiling: Tiling | None = None
     canvas: Canvas | None = None
@@ -184,11 +186,12 @@ class Resolver:
             picture = dataclasses.replace(picture, height=tiling.size[0], width=tiling.size[1])
         checkpoint = self._catalog.open(picture.model).checkpoint
         slot, networks = self.slot_inputs(checkpoint, picture), self._catalog.networks(picture)
-        weights = self._weights(picture, networks, ())
+        weights, texts = self._weights(picture, networks, ())
         return ResolvedPicture(
             picture=picture,
             batch=_batch_key(checkpoint, picture, networks, weights, slot),
             weights=weights,
+            texts=texts,
             slots=(slot,) * (len(tiling) if tiling else 1),
             tiling=tiling,
         )
@@ -204,13 +207,12 @@ class Resolver:
         """
 
         def one(there: ResolvedPicture) -> ResolvedPicture:
-            merged = (there.weights, *there.weights.needs)
-            memory = next((each.memory for each in merged if each.adapters and not each.network), 0)
+            memory = _merged_bytes(there.weights), _merged_bytes(there.texts)
             strengths = self._strengths(there.picture)  # whose files should be here too
             networks = self._catalog.networks(there.picture)
-            weights = self._weights(there.picture, networks, strengths, memory)
+            weights, texts = self._weights(there.picture, networks, strengths, memory)
             batch = dataclasses.replace(there.batch, architecture=weights.architecture)
-            return dataclasses.replace(there, weights=weights, batch=batch)
+            return dataclasses.replace(there, weights=weights, texts=texts, batch=batch)
 
         pictures = {}
         for index, picture in resolved.pictures.items():
@@ -243,14 +245,17 @@ class Resolver:
         else:
             slots = (self.slot_inputs(checkpoint, picture, canvas, network_inputs),)
         strengths = self._strengths(whole)
-        parameters, memory = checkpoint.parameters, 0
+        parameters, changed = checkpoint.parameters, {}
         if strengths:
-            memory = self._adapters.memory(strengths, parameters.shapes, parameters.divisions)
-        weights = self._weights(whole, networks, strengths, memory)
+            changed = self._adapters.memory(strengths, parameters.shapes, parameters.divisions)
+        of_texts = sum(changed.get(part, 0) for part in checkpoint.texts.shapes)
+        memory = sum(changed.values()) - of_texts, of_texts
+        weights, texts = self._weights(whole, networks, strengths, memory)
         return ResolvedPicture(
             picture=whole,
             batch=_batch_key(checkpoint, picture, networks, weights, slots[0]),
             weights=weights,
+            texts=texts,
             slots=slots,
             tiling=tiling,
             canvas=canvas,
@@ -356,19 +361,33 @@ class Resolver:
         picture: Picture,
         networks: Sequence[ExtraNetwork],
         strengths: Strengths,
-        memory: int = 0,
-    ) -> Weights:
-        """Return the weights of a picture's model with LoRAs, of these bytes, and networks."""
-        weights = self._catalog.open(picture.model).weights
-        if strengths:
-            weights = dataclasses.replace(
-                weights,
+        memory: tuple[int, int] = (0, 0),
+    ) -> tuple[Weights, Weights]:
+        """Return the weights that draw a picture, with networks, and its text encoders'.
+
+        LoRAs take so many bytes beside the ones and beside the others; what they do not change is
+        shared.
+        """
+        opened = self._catalog.open(picture.model)
+        weights, texts = (
+            dataclasses.replace(
+                base,
                 adapters=strengths,
-                base=weights,
-                memory=memory,
+                base=base,
+                memory=merged,
                 files=self._adapters.states(strengths),
             )
-        return reduce(self._catalog.with_network, networks, weights)
+            if merged
+            else base
+            for base, merged in zip((opened.weights, opened.texts), memory, strict=True)
+        )
+        return reduce(self._catalog.with_network, networks, weights), texts
+
+
+def _merged_bytes(weights: Weights) -> int:
+    """Return the bytes of what LoRAs change, if any do."""
+    merged = (weights, *weights.needs)
+    return next((each.memory for each in merged if each.adapters and not each.network), 0)
 
 
 class _Once:

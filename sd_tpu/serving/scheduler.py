@@ -12,6 +12,10 @@ queues of their clients, are placed in slots, and are drawn there in turns:
 - What a picture needs, weights on its replica, a compiled batch and encoders of its pictures, is
   prepared in the background; what was used least recently makes room. Where nothing can go, a
   replica takes in no others from SWITCH_SECONDS on, until it is empty enough.
+- Prompts are encoded by all replicas together, as pictures are put into slots. What is made of them
+  is kept, so that a prompt that is there already takes no text encoders. Where those cannot stay
+  beside what draws, they encode all that waits before they go, as far as it can be kept; and what
+  draws stays while pictures wait for it whose prompts are encoded, for SWITCH_SECONDS at least.
 - A training has the lowest turn. A step is taken where nothing can be drawn, or at a TRAINING_SHARE
   of the time where nothing that is wanted has waited for one: no picture waits for two. It leaves
   the replicas as soon as a picture needs the room.
@@ -42,17 +46,30 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.latency import LatencyModel, in_turns, lanes_left, rows_left
-from sd_tpu.serving.memory import Item, Memory
-from sd_tpu.serving.plan import Batch, Encoder, Plan, Program, Report, Ticket, Training, Weights
+from sd_tpu.serving.memory import Item, KeptPrompts, Memory
+from sd_tpu.serving.plan import (
+    Batch,
+    Encoder,
+    Plan,
+    Program,
+    Prompt,
+    Report,
+    TextEncoder,
+    Ticket,
+    Training,
+    Weights,
+)
 
 PREVIEW_ROW = 2  # the first after which a picture is worth looking at
 ADDRESS_SLOTS = 3  # that an address may have for each that is left free, of a batch
 MAX_BATCHES = 32  # compiled at a time: programs take memory of the host, which nobody counts
 MAX_SPARE = 16  # encoders that no picture needs
+KEPT_BYTES = 512 * 2**20  # of what is kept of prompts; of one for SD there are 0.2 MB, of Qwen3 16
 SWITCH_SECONDS = 5.0  # that a replica keeps to its weights while others wait for room there
 TRAINING_SHARE = 0.1  # of the time, at most, while anything is drawn
 
-_QueueKey = tuple[Account, Batch, Weights, tuple[Encoder, ...]]
+_AnyEncoder = Encoder | TextEncoder
+_QueueKey = tuple[Account, Batch, Weights, tuple[_AnyEncoder, ...], Weights]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +116,14 @@ class _Picture:
         return len(self.ticket.kinds) - self.left
 
     @property
+    def encoders(self) -> tuple[_AnyEncoder, ...]:
+        """The encoders that it needs until it is in its slot."""
+        return () if self.entered else (*self.ticket.encoders, self.ticket.prompt.encoder)
+
+    @property
     def programs(self) -> tuple[Program, ...]:
         """The programs that it still needs."""
-        return (self.ticket.batch, *(() if self.entered else self.ticket.encoders))
+        return (self.ticket.batch, *self.encoders)
 
     @property
     def kinds_left(self) -> np.ndarray:
@@ -189,9 +211,25 @@ class _Moves:
     drop: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
     load: list[tuple[int, Weights]] = dataclasses.field(default_factory=list)
     compile: list[Program] = dataclasses.field(default_factory=list)
+    forget: list[Prompt] = dataclasses.field(default_factory=list)
+    encode: list[Prompt] = dataclasses.field(default_factory=list)
 
     def as_tuples(self) -> dict[str, Any]:
         return {field.name: tuple(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reservation:
+    """A replica that takes in no pictures but those that need what one picture needs."""
+
+    picture: _Picture
+    item: Item  # for which there is no room
+
+    def admits(self, other: _Picture) -> bool:
+        mine, theirs = self.picture.ticket, other.ticket
+        if _is_texts(self.item):  # others with the same weights would keep these there
+            return other is self.picture
+        return (mine.batch, mine.weights) == (theirs.batch, theirs.weights)
 
 
 class Scheduler:
@@ -207,18 +245,32 @@ class Scheduler:
         *,
         limits: Limits = Limits(),
         memory: int | None = None,
+        kept: int = KEPT_BYTES,
     ):
-        """Begin with nothing on the replicas; `memory` bounds what lies on each chip, in bytes."""
+        """Begin with nothing on the replicas.
+
+        Args:
+            replicas: how many.
+            model: of latencies.
+            limits: on what waits.
+            memory: bounds what lies on each chip, in bytes.
+            kept: bounds what is kept of prompts, in bytes of the host.
+        """
         self.limits, self._replicas, self._model = limits, range(replicas), model
         self._memory = Memory(replicas, memory)
         self._shares = AddressShares()
         self._jobs: dict[int, _Job] = {}
         self._waiting: dict[_QueueKey, deque[_Picture]] = {}
         self._batch_states: dict[Batch, _BatchState] = {}
-        self._encoder_states: dict[Encoder, _ProgramState] = {}  # last used, last
+        self._encoder_states: dict[_AnyEncoder, _ProgramState] = {}  # last used, last
+        self._kept = KeptPrompts(kept)
+        self._lost: list[Prompt] = []  # that the worker may keep and nobody knows of
+        self._next: list[_Picture] | None = None  # as `_next_read` returns it
+        self._reading: set[Weights] = set()  # text encoders that the plan uses
+        self._is_short = False  # whether a picture has found no room for what it needs
         self._loading: set[tuple[int, Weights]] = set()
         self._switched_at = [-math.inf] * replicas  # when a replica was last given other weights
-        self._reserved: dict[int, _Picture] = {}  # replicas that take in nothing else
+        self._reserved: dict[int, _Reservation] = {}  # by replica
         self._training: Training | None = None
         self._step_seconds = self._drawn_seconds = 0.0  # of its last step, and since then
         self._plan = Plan()
@@ -283,7 +335,8 @@ class Scheduler:
             if len(asked) >= most_jobs or pictures + len(tickets) > most_pictures:
                 raise Busy(sentence, self._seconds_of(asked) / max(1, len(asked)))
         for ticket in tickets:
-            if not self._memory.fits(ticket.batch, ticket.weights):
+            parts = ticket.weights, ticket.prompt.weights  # which need not be there together
+            if not all(self._memory.fits(ticket.batch, part) for part in parts):
                 raise RequestError("This model and size need more memory than the devices have.")
 
     def cancel(self, number: int, now: float, index: int | None = None) -> None:
@@ -308,9 +361,9 @@ class Scheduler:
             raise RequestError("Teaching this model needs more memory than the devices have.")
         self._training = training
 
-    def fits(self, training: Training) -> bool:
-        """Whether the replicas could hold what a training needs."""
-        return self._memory.fits(training)
+    def fits(self, *items: Item) -> bool:
+        """Whether the replicas could hold these together, with what they need."""
+        return self._memory.fits(*items)
 
     def end_training(self) -> None:
         """End the training, if there is one, and forget what it has on the replicas."""
@@ -365,10 +418,11 @@ class Scheduler:
 
     # --- plans and reports ----------------------------------------------------------------------
 
-    def prepare(self, batch: Batch, now: float) -> Plan:
-        """Return a plan that compiles a batch before anybody has asked for it."""
-        self._open(batch, now)
-        return Plan(compile=(batch,))
+    def prepare(self, *programs: Program, now: float) -> Plan:
+        """Return a plan that compiles programs before anybody has asked for them."""
+        for program in programs:
+            self._open(program, now)
+        return Plan(compile=programs)
 
     def hold(self, replica: int, weights: Weights) -> None:
         """Record that a replica has weights that were loaded there without a plan."""
@@ -380,8 +434,10 @@ class Scheduler:
             if not picture.wanted:
                 self._vacate(picture)
                 self._finish(picture, now)
-        moves = _Moves()
+        moves = _Moves(forget=self._lost)
+        self._lost, self._next, self._reading, self._is_short = [], None, set(), False
         self._place_all(moves, now)
+        self._encode_ahead(moves)
         self._forget_encoders(moves)
         self._place_training(moves)
         self._plan = self._draw(moves, now)
@@ -398,7 +454,10 @@ class Scheduler:
             self._loading.discard((replica, weights))
             self._memory.use(replica, weights)
             self._model.record_loaded(weights, seconds)
-        if self._plan.batch and report.error:
+        self._charge_encoded(report.encode_seconds)
+        if report.unread:
+            self._fail_unread(report.unread)
+        elif self._plan.batch and report.error:
             self._fail(
                 self._batch_states[self._plan.batch].pictures(),
                 Sentence("Making the pictures failed: {reason}", reason=report.error),
@@ -424,6 +483,7 @@ class Scheduler:
         self._shares, self._plan = AddressShares(), Plan()
         for account in (self._jobs, self._waiting, self._reserved):
             account.clear()
+        self._lost += self._kept.clear()
         for replica, weights in self._loading:
             self._memory.remove(replica, weights)
         self._loading.clear()
@@ -445,9 +505,9 @@ class Scheduler:
 
     def _place_all(self, moves: _Moves, now: float) -> None:
         self._reserved = {
-            replica: picture
-            for replica, picture in self._reserved.items()
-            if self._still_reserved(picture)
+            replica: reservation
+            for replica, reservation in self._reserved.items()
+            if self._still_reserved(reservation)
         }
         open_queues = {key: queue for key, queue in self._waiting.items() if self._is_open(key)}
         while open_queues:
@@ -478,7 +538,7 @@ class Scheduler:
 
     def _is_open(self, key: _QueueKey) -> bool:
         """Whether a slot is free for a queue's pictures, and none of their programs on its way."""
-        _, batch, _, encoders = key
+        _, batch, _, encoders, _ = key
         state = self._batch_states.get(batch)
         return state is None or (
             state.ready and None in state.slots and not self._is_compiling(encoders)
@@ -507,9 +567,11 @@ class Scheduler:
         if not state.ready or not state.has_room_for(ticket.account):
             return False
         if not self._is_prepared(picture):
-            for encoder in () if compiling else ticket.encoders:
+            for encoder in () if compiling else picture.encoders:
                 if encoder not in self._encoder_states:
                     self._compile(encoder, moves, now)
+            return False
+        if not self._can_read(picture, moves, now):
             return False
         replica = self._best_replica(state, picture)
         if replica is None:
@@ -526,8 +588,9 @@ class Scheduler:
         picture.replica, picture.slot = replica, state.free(replica)[0]
         state.slots[picture.slot] = picture
         state.served = True
-        for encoder in ticket.encoders:
+        for encoder in picture.encoders:
             self._encoder_states[encoder] = self._encoder_states.pop(encoder)
+        self._read(ticket.prompt, moves)
         return True
 
     def _best_replica(self, state: _BatchState, picture: _Picture) -> int | None:
@@ -562,45 +625,46 @@ class Scheduler:
 
     def _admits(self, replica: int, picture: _Picture) -> bool:
         reserved = self._reserved.get(replica)
-        return reserved is None or (
-            (reserved.ticket.batch, reserved.ticket.weights)
-            == (picture.ticket.batch, picture.ticket.weights)
-        )
+        return reserved is None or reserved.admits(picture)
 
     def _reserve(self, replicas: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
         """Keep other pictures away from replicas without room, so that there will be some.
 
-        A batch reserves all replicas; weights that no replica has reserve the one with least to do.
+        A batch and text encoders reserve all replicas; other weights, if no replica has them, the
+        one with least to do.
         """
         free = [
             replica
             for replica in replicas
-            if replica not in self._reserved
+            if (replica not in self._reserved or self._comes_first(replica, picture))
             and now - max(picture.since, self._switched_at[replica]) >= SWITCH_SECONDS
         ]
-        if isinstance(item, Batch):
+        if isinstance(item, Batch) or _is_texts(item):
             if len(free) == len(self._replicas):
-                self._reserved = dict.fromkeys(free, picture)
+                self._reserved = dict.fromkeys(free, _Reservation(picture, item))
         elif (
             free
             and not any(self._memory.holds(replica, item) for replica in self._replicas)
-            and (item not in [other.ticket.weights for other in self._reserved.values()])
+            and (item not in [other.picture.ticket.weights for other in self._reserved.values()])
         ):
             left = Counter()
             for other in self._placed():
                 left[other.replica] += other.left
-            self._reserved[min(free, key=left.__getitem__)] = picture
+            self._reserved[min(free, key=left.__getitem__)] = _Reservation(picture, item)
 
-    def _still_reserved(self, picture: _Picture) -> bool:
+    def _still_reserved(self, reservation: _Reservation) -> bool:
         """Whether a reservation goes on.
 
         One for weights ends when the batch leaves, which would else not come back, as that needs
-        room where others have reservations as well.
+        room where others have reservations as well. One for text encoders ends when they have
+        encoded the prompt.
         """
-        everywhere = [*self._reserved.values()].count(picture) == len(self._replicas)
+        picture = reservation.picture
+        everywhere = [*self._reserved.values()].count(reservation) == len(self._replicas)
         return (
             picture.wanted
             and picture.slot is None
+            and not (_is_texts(reservation.item) and picture.ticket.prompt in self._kept)
             and (everywhere or picture.ticket.batch in self._batch_states)
         )
 
@@ -617,16 +681,22 @@ class Scheduler:
                 return False
             if isinstance(other, Batch):
                 return self._needs_batch(other, replica, picture)
-            return (replica, other) in self._loading or any(
-                (p.replica, p.ticket.weights) == (replica, other) for p in placed
+            if (replica, other) in self._loading:
+                return True
+            if other.texts:
+                return self._needs_texts(other, picture)
+            return any((p.replica, p.ticket.weights) == (replica, other) for p in placed) or (
+                _is_texts(item) and self._awaits_turn(replica, other, picture)
             )
 
-        return self._memory.room_for(replica, item, needed)
+        gone = self._memory.room_for(replica, item, needed)
+        self._is_short |= gone is None and picture is not None
+        return gone
 
     def _needs_batch(self, batch: Batch, replica: int, picture: _Picture | None) -> bool:
         """Whether a batch has to stay when a picture, or a training, needs room."""
         state = self._batch_states[batch]
-        comes_first = self._reserved.get(replica) is picture if picture else not self._jobs
+        comes_first = self._comes_first(replica, picture) if picture else not self._jobs
         awaited = any(batch == key[1] for key in self._waiting)
         return bool(
             not state.ready
@@ -635,6 +705,11 @@ class Scheduler:
             or (picture and batch == picture.ticket.batch)
             or (awaited and not (state.served or comes_first))
         )
+
+    def _comes_first(self, replica: int, picture: _Picture | None) -> bool:
+        """Whether the replica is reserved for what the picture needs."""
+        reserved = self._reserved.get(replica)
+        return reserved is not None and reserved.picture is picture
 
     def _has_room_for_batch(self, picture: _Picture, moves: _Moves) -> bool:
         """Whether another batch may be compiled; of MAX_BATCHES the least used one goes."""
@@ -669,8 +744,10 @@ class Scheduler:
 
     def _evict(self, replica: int, item: Item, moves: _Moves) -> None:
         if isinstance(item, Weights):
-            self._memory.remove(replica, item)
-            moves.drop.append((replica, item))
+            for where in self._replicas if item.texts else (replica,):
+                if self._memory.holds(where, item):
+                    self._memory.remove(where, item)
+                    moves.drop.append((where, item))
         elif isinstance(item, Training):
             for everywhere in self._replicas:
                 self._memory.remove(everywhere, item)
@@ -689,12 +766,7 @@ class Scheduler:
         """
         if len(self._encoder_states) <= MAX_SPARE:
             return
-        needed = {
-            encoder
-            for picture in self._unfinished()
-            if not picture.entered
-            for encoder in picture.ticket.encoders
-        }
+        needed = {encoder for picture in self._unfinished() for encoder in picture.encoders}
         spare = [
             encoder
             for encoder, state in self._encoder_states.items()
@@ -709,7 +781,7 @@ class Scheduler:
         moves.compile.append(program)
 
     def _open(self, program: Program, now: float) -> _ProgramState:
-        if isinstance(program, Encoder):
+        if not isinstance(program, Batch):
             return self._encoder_states.setdefault(program, _ProgramState(now))
         state = self._batch_states[program] = _BatchState(program, len(self._replicas), now)
         for replica in self._replicas:
@@ -717,9 +789,117 @@ class Scheduler:
         return state
 
     def _state(self, program: Program) -> _ProgramState | None:
-        if isinstance(program, Encoder):
+        if not isinstance(program, Batch):
             return self._encoder_states.get(program)
         return self._batch_states.get(program)
+
+    # --- prompts --------------------------------------------------------------------------------
+
+    def _can_read(self, picture: _Picture, moves: _Moves, now: float) -> bool:
+        """Whether a picture's prompt is encoded or can be by this plan; else bring the encoders."""
+        prompt = picture.ticket.prompt
+        if prompt in self._kept or self._reads(prompt.weights):
+            return True
+        missing = [
+            each for replica in self._replicas for each in self._missing(replica, prompt.weights)
+        ]
+        if missing and self._make_room(self._replicas, picture, prompt.weights, moves, now):
+            moves.load += missing
+            self._loading.update(missing)
+        return False
+
+    def _reads(self, texts: Weights) -> bool:
+        """Whether all replicas have these text encoders."""
+        return all(
+            self._memory.holds(replica, texts) and (replica, texts) not in self._loading
+            for replica in self._replicas
+        )
+
+    def _read(self, prompt: Prompt, moves: _Moves) -> None:
+        """Have a prompt encoded by this plan, if it is not yet, and what is made of it kept."""
+        if prompt not in self._kept:
+            moves.encode.append(prompt)
+            self._reading.add(prompt.weights)
+            for replica in self._replicas:
+                self._memory.use(replica, prompt.weights)
+        self._kept.use(prompt)
+
+    def _encode_ahead(self, moves: _Moves) -> None:
+        """Encode prompts of waiting pictures where room is short, so that text encoders can go.
+
+        Elsewhere that is done no sooner than for a slot, and so keeps nobody waiting.
+        """
+        for prompt in self._unread() if self._is_short else ():
+            if self._reads(prompt.weights) and len(moves.encode) < prompt.encoder.count:
+                self._read(prompt, moves)
+        if moves.encode:
+            entering = [each for each in self._placed() if not each.entered]
+            needed = {each.ticket.prompt for each in (*entering, *self._next_read())}
+            moves.forget += self._kept.trim(needed)
+
+    def _next_read(self) -> list[_Picture]:
+        """Return the waiting pictures of which prompts can be kept: those that come next.
+
+        They are the first of each queue, in their turns, then the second of each ...
+        """
+        if self._next is None:
+            queues = [self._waiting[key] for key in self._by_turn(self._waiting)]
+            rounds = itertools.chain.from_iterable(itertools.zip_longest(*queues))
+            entering = {each.ticket.prompt for each in self._placed() if not each.entered}
+            room, first, seen = self._kept.limit, [], set(entering)
+            room -= sum(each.memory for each in entering)
+            for picture in filter(None, rounds):
+                prompt = picture.ticket.prompt
+                room -= 0 if prompt in seen else prompt.memory
+                if room < 0 and first:
+                    break
+                seen.add(prompt)
+                first.append(picture)
+            self._next = first
+        return self._next
+
+    def _unread(self) -> list[Prompt]:
+        """Return the prompts to encode before their text encoders go, in the order of turns."""
+        prompts = dict.fromkeys(picture.ticket.prompt for picture in self._next_read())
+        return [
+            prompt
+            for prompt in prompts
+            if prompt not in self._kept and (state := self._state(prompt.encoder)) and state.ready
+        ]
+
+    def _needs_texts(self, texts: Weights, picture: _Picture | None) -> bool:
+        """Whether text encoders have to stay when a picture, or a training, needs room."""
+        unread = [*self._unread(), *([picture.ticket.prompt] if picture else ())]
+        return texts in self._reading or any(
+            prompt.weights == texts and prompt not in self._kept for prompt in unread
+        )
+
+    def _awaits_turn(self, replica: int, weights: Weights, picture: _Picture | None) -> bool:
+        """Whether pictures wait for weights whose prompts are encoded, and no others come first."""
+        return not self._comes_first(replica, picture) and any(
+            other.ticket.weights == weights and other.ticket.prompt in self._kept
+            for other in self._next_read()
+            if other.slot is None
+        )
+
+    def _charge_encoded(self, seconds: float) -> None:
+        """Charge the accounts whose prompts the plan has encoded."""
+        read = {*self._plan.encode}
+        whose = Counter(p.ticket.account for p in self._unfinished() if p.ticket.prompt in read)
+        self._drawn_seconds += seconds
+        self._shares.charge(
+            {account: seconds * of / whose.total() for account, of in whose.items()}
+        )
+
+    def _fail_unread(self, reason: str) -> None:
+        """Fail the jobs whose prompts the plan could not encode."""
+        read = {*self._plan.encode}
+        for prompt in read:
+            self._kept.remove(prompt)
+        self._fail(
+            [p for p in self._unfinished() if p.ticket.prompt in read and not p.entered],
+            Sentence("Making the pictures failed: {reason}", reason=reason),
+        )
 
     # --- training -------------------------------------------------------------------------------
 
@@ -736,7 +916,11 @@ class Scheduler:
         for replica, others in enumerate(gone):
             for other in others or ():
                 self._evict(replica, other, moves)
-            missing = self._missing(replica, training.weights)
+            missing = [
+                each
+                for weights in (training.weights, training.texts)
+                for each in self._missing(replica, weights)
+            ]
             moves.load += missing
             self._loading.update(missing)
             self._memory.use(replica, training)
@@ -909,7 +1093,7 @@ class Scheduler:
         if isinstance(what, Program):
             message = Sentence("Compiling failed: {reason}", reason=reason)
             lost = [p for p in self._unfinished() if what in p.programs]
-            if isinstance(what, Encoder):
+            if not isinstance(what, Batch):
                 self._encoder_states.pop(what, None)
             else:
                 self._batch_states.pop(what, None)
@@ -922,12 +1106,17 @@ class Scheduler:
             lost = [
                 p
                 for p in self._unfinished()
-                if what[1] in (p.ticket.weights, *p.ticket.weights.needs)
-                and p.replica in (None, what[0])
+                if what[1] in self._to_load(p) and p.replica in (None, what[0])
             ]
             if self._training and what[1] in self._training.needs:
                 self._fail_training(message)
         self._fail(lost, message)
+
+    def _to_load(self, picture: _Picture) -> set[Weights]:
+        """Return the weights that a picture still needs, wherever they are."""
+        drawing, prompt = picture.ticket.weights, picture.ticket.prompt
+        texts = () if prompt in self._kept else (*prompt.weights.needs, prompt.weights)
+        return {*drawing.needs, drawing, *texts}
 
     def _fail(self, pictures: Iterable[_Picture], message: Sentence) -> None:
         for job in [self._jobs[n] for n in sorted({picture.ticket.job for picture in pictures})]:
@@ -974,7 +1163,9 @@ class Scheduler:
         first = job.waiting()[0]
         if not self._is_prepared(first):
             return COMPILING
-        return LOADING if (first.replica, first.ticket.weights) in self._loading else WAITING
+        coming = {weights for replica, weights in self._loading if first.replica in (None, replica)}
+        waits = {first.ticket.weights} if first.replica is not None else self._to_load(first)
+        return LOADING if coming & waits else WAITING
 
     def _stalled(self, job: _Job) -> bool:
         return not any(map(self._is_prepared, job.waiting()))
@@ -1008,11 +1199,11 @@ class Scheduler:
 
         Programs that come before them count as well. Returns None if it is not known.
         """
-        ticket = picture.ticket
         loading = min(
             sum(
                 self._model.load_seconds(weights)
-                for _, weights in self._missing(replica, ticket.weights)
+                for weights in self._to_load(picture)
+                if not self._memory.holds(replica, weights)
             )
             for replica in self._replicas
         )
@@ -1104,7 +1295,13 @@ class Scheduler:
 
 
 def _queue_key(ticket: Ticket) -> _QueueKey:
-    return ticket.account, ticket.batch, ticket.weights, ticket.encoders
+    encoders = *ticket.encoders, ticket.prompt.encoder
+    return ticket.account, ticket.batch, ticket.weights, encoders, ticket.prompt.weights
+
+
+def _is_texts(item: Item) -> bool:
+    """Whether an item is text encoders."""
+    return isinstance(item, Weights) and item.texts
 
 
 def _in_rounds(jobs: Iterable[_Job], whose: Callable[[_Job], Hashable]) -> list[_Job]:

@@ -186,7 +186,8 @@ class Teaching:
 
     def model_bytes(self, request: TrainingRequest) -> int:
         """Return the bytes of the model's parameters, which those who draw with it share."""
-        return self._engine.catalog.open(request.model).weights.memory
+        opened = self._engine.catalog.open(request.model)
+        return opened.weights.memory + opened.texts.memory
 
     # --- what is asked for ----------------------------------------------------------------------
 
@@ -413,7 +414,7 @@ class Teaching:
         if not run.samples(0):
             self._samples.submit(self._draw, run, 0)
         try:
-            training = self._engine.train(opened.weights, trainer.memory, trainee)
+            training = self._engine.train(opened, trainer.memory, trainee)
             try:
                 trainee.work()
             finally:
@@ -464,10 +465,10 @@ class Teaching:
 
     def _check_memory(self, run: TrainingRun, opened: Any, trainer: Trainer) -> None:
         """Raise RequestError, which says what would fit, if the devices cannot hold a training."""
-        weights, area = opened.weights, math.prod(run.size)
+        weights, texts, area = opened.weights, opened.texts, math.prod(run.size)
 
         def fits(memory: float) -> bool:
-            needs = Training(number=0, weights=weights, memory=int(memory))
+            needs = Training(number=0, weights=weights, texts=texts, memory=int(memory))
             return self._engine.scheduler.fits(needs)
 
         if fits(trainer.memory):
@@ -480,7 +481,7 @@ class Teaching:
             for size in sizes
             if math.prod(size) < area and fits(trainer.state_bytes + computed * math.prod(size))
         ]
-        needed = f"{(weights.memory + trainer.memory) / 1e9:.1f}"
+        needed = f"{(weights.memory + texts.memory + trainer.memory) / 1e9:.1f}"
         if not smaller:
             raise RequestError(
                 "Teaching this model takes {needed} GB on each device, which is more than there "

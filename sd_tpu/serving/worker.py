@@ -20,10 +20,22 @@ from sd_tpu.pictures.images import blurred
 from sd_tpu.runtime.mesh import replicas, split
 from sd_tpu.runtime.previews import SAMPLES, LatentPreview, sample_latents
 from sd_tpu.runtime.programs import ImageEncoder, Programs, encoded
+from sd_tpu.runtime.programs import TextEncoder as TextProgram
 from sd_tpu.runtime.slots import Slots
 from sd_tpu.runtime.weights import ReplicaWeights, digest
 from sd_tpu.sentence import Sentence
-from sd_tpu.serving.plan import Batch, Compiled, Encoder, Plan, Program, Report, Training, Weights
+from sd_tpu.serving.plan import (
+    Batch,
+    Compiled,
+    Encoder,
+    Plan,
+    Program,
+    Prompt,
+    Report,
+    TextEncoder,
+    Training,
+    Weights,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +74,7 @@ class Worker:
         read: Callable[[Weights, NamedSharding], Params],
         build: Callable[[Batch], tuple[Programs, Any, Params]],
         build_encoder: Callable[[Encoder], ImageEncoder] | None = None,
+        build_text_encoder: Callable[[TextEncoder], tuple[TextProgram, Params]] | None = None,
     ):
         """Begin with nothing compiled and nothing on the devices.
 
@@ -71,8 +84,11 @@ class Worker:
             build: gives a batch's programs, not compiled yet; an entry to time them with, of at
                 least two rows; and its parameters' shapes.
             build_encoder: gives an encoder of pictures; None where no plan asks for one.
+            build_text_encoder: gives an encoder of prompts, not compiled yet, and its parameters'
+                shapes; None where no plan asks for one.
         """
         self._read, self._build, self._build_encoder = read, build, build_encoder
+        self._build_text_encoder = build_text_encoder
         self.weights = ReplicaWeights(mesh)
         self._replicas = range(replicas(mesh))
         # By architecture, and how they are divided over the chips of a replica.
@@ -82,6 +98,8 @@ class Worker:
         self._programs: dict[Batch, Programs] = {}
         self._slots: dict[Batch, Slots] = {}
         self._encoders: dict[Encoder, ImageEncoder] = {}
+        self._text_encoders: dict[TextEncoder, TextProgram] = {}
+        self._texts: dict[Prompt, dict[str, np.ndarray]] = {}  # what was made of prompts
         self._loaded = 0  # parameters, which may be others each time
         # By architecture and the autoencoder's digest, which fine-tunes may share.
         self._previews: dict[tuple[str, str], LatentPreview] = {}
@@ -94,7 +112,7 @@ class Worker:
     def execute(self, plan: Plan) -> Report:
         """Carry out a plan; failures are in the report."""
         for program in plan.release:
-            for there in (self._programs, self._slots, self._encoders):
+            for there in (self._programs, self._slots, self._encoders, self._text_encoders):
                 there.pop(program, None)
         for training in plan.suspend:
             self._suspend(training)
@@ -109,11 +127,13 @@ class Worker:
                 lambda program=program: self._results.put((program, self._compile(program))),
                 lambda reason, program=program: self._results.put((program, reason)),
             )
-        done: dict[str, Any] = {}
-        if plan.batch:
-            done = self._draw_or_fail(plan)
+        for prompt in plan.forget:
+            self._texts.pop(prompt, None)
+        done: dict[str, Any] = self._encode_or_fail(plan.encode) if plan.encode else {}
+        if plan.batch and "unread" not in done:
+            done |= self._draw_or_fail(plan)
         elif plan.train:
-            done = {"train_seconds": self._train(plan.train)}
+            done |= {"train_seconds": self._train(plan.train)}
         return Report(**done, **self._finished_in_background(wait=not done))
 
     def load_later(self, job: Callable[[], object]) -> None:
@@ -124,6 +144,30 @@ class Worker:
         """Wait for work in the background, which cannot be stopped."""
         self._loader.close()
         self._compiler.close()
+
+    # --- prompts --------------------------------------------------------------------------------
+
+    def _encode_or_fail(self, prompts: Iterable[Prompt]) -> dict[str, Any]:
+        """Encode prompts and keep what is made of them."""
+        together = defaultdict(list)
+        for prompt in prompts:
+            together[prompt.encoder, prompt.weights].append(prompt)
+        begun = time.monotonic()
+        try:
+            for (encoder, weights), alike in together.items():
+                params = self._everywhere(weights)
+                inputs = [prompt.inputs for prompt in alike]
+                made = self._text_encoders[encoder].encode(params, inputs)
+                self._texts |= zip(alike, made, strict=True)
+        except Exception as error:  # as in drawing
+            log.exception("prompts could not be encoded")
+            return {"unread": reason_of(error)}
+        return {"encode_seconds": time.monotonic() - begun}
+
+    def _everywhere(self, weights: Weights) -> Params:
+        """Assemble parameters that all replicas hold."""
+        with self._lock:
+            return self.weights.together([weights] * len(self._replicas))
 
     # --- drawing --------------------------------------------------------------------------------
 
@@ -164,7 +208,10 @@ class Worker:
 
     def _entering(self, plan: Plan, programs: Programs, params: Params) -> dict[int, Any]:
         """Return the inputs of slots that a plan fills, with latents in place of their pictures."""
-        entering = {slot: ticket.slot_inputs for slot, ticket in plan.enter.items()}
+        entering = {
+            slot: ticket.slot_inputs.with_texts(self._texts[ticket.prompt])
+            for slot, ticket in plan.enter.items()
+        }
         latents = defaultdict(dict)
         for encoder in {each for ticket in plan.enter.values() for each in ticket.encoders}:
             whose = {
@@ -182,8 +229,8 @@ class Worker:
         if trainee is None:
             return None
         try:
-            everywhere = dict.fromkeys(self._replicas, training.weights)
-            if not trainee.step(self._together(training.weights.architecture, everywhere)):
+            params = self._everywhere(training.weights) | self._everywhere(training.texts)
+            if not trainee.step(params):
                 trainee.suspend()
                 return None
         except Exception as error:  # such as a device without memory enough
@@ -317,11 +364,17 @@ class Worker:
     def _compile(self, program: Program) -> Compiled:
         if isinstance(program, Batch):
             return self._compile_batch(program)
-        build, begun = self._build_encoder, time.monotonic()
-        assert build is not None
-        encoder = build(program)
-        encoder.compile()
-        self._encoders[program] = encoder
+        begun = time.monotonic()
+        if isinstance(program, TextEncoder):
+            assert self._build_text_encoder is not None
+            text_encoder, shapes = self._build_text_encoder(program)
+            text_encoder.compile(shapes)
+            self._text_encoders[program] = text_encoder
+        else:
+            assert self._build_encoder is not None
+            encoder = self._build_encoder(program)
+            encoder.compile()
+            self._encoders[program] = encoder
         return Compiled(seconds=time.monotonic() - begun)
 
     def _compile_batch(self, batch: Batch) -> Compiled:
@@ -390,9 +443,9 @@ class Worker:
         self, result: BackgroundResult, compiled: dict, loaded: dict, failed: dict
     ) -> None:
         match result:
-            case (Batch() | Encoder() as program, Compiled() as measured):
+            case (Batch() | Encoder() | TextEncoder() as program, Compiled() as measured):
                 compiled[program] = measured
-            case (Batch() | Encoder() | Training() as what, reason):
+            case (Batch() | Encoder() | TextEncoder() | Training() as what, reason):
                 failed[what] = reason
             case (weights, replicas, str() as reason, _):
                 failed.update({(replica, weights): reason for replica in replicas})

@@ -27,8 +27,20 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.latency import LatencyModel
-from sd_tpu.serving.plan import Batch, Compiled, Encoder, Plan, Report, Ticket, Training, Weights
+from sd_tpu.serving.plan import (
+    Batch,
+    Compiled,
+    Encoder,
+    Plan,
+    Prompt,
+    Report,
+    TextEncoder,
+    Ticket,
+    Training,
+    Weights,
+)
 from sd_tpu.serving.scheduler import (
+    KEPT_BYTES,
     MAX_SPARE,
     SWITCH_SECONDS,
     TRAINING_SHARE,
@@ -47,19 +59,39 @@ PIXELS = np.zeros((1, 1, 3), np.uint8)
 DEFAULT = Limits()
 ROW, DECODE, COMPILE, ENCODER, BRING, STEP = 0.05, 0.02, 20.0, 3.0, 2.0, 0.5  # seconds
 START, *SEEN = (Encoder(kind="sd", height=64, width=64 + 8 * number) for number in range(40))
-TRAINING = Training(number=0, weights=BASE, memory=2)
+READER = TextEncoder(architecture="sd", shapes=((2, 77),))
+TEXTS = Weights(name="base", texts=True)  # that take no room to speak of
+PROMPT_BYTES = 1
+SPARE = MAX_SPARE - 1  # encoders of pictures beside that of prompts
+TRAINING = Training(number=0, weights=BASE, texts=TEXTS, memory=2)
 
 
 class Devices:
     """A worker that takes the given times; checks that each plan can be carried out."""
 
-    def __init__(self, count: int = 1, *, memory: int | None = None, limits: Limits = DEFAULT):
-        self.scheduler = Scheduler(count, LatencyModel(), limits=limits, memory=memory)
+    def __init__(
+        self,
+        count: int = 1,
+        *,
+        memory: int | None = None,
+        limits: Limits = DEFAULT,
+        keeps: int = KEPT_BYTES,
+        texts: Weights | None = TEXTS,
+    ):
+        self.scheduler = Scheduler(count, LatencyModel(), limits=limits, memory=memory, kept=keeps)
+        self.scheduler.prepare(READER, now=0.0)
+        self.scheduler.update(Report(compiled={READER: Compiled(seconds=ENCODER)}), 0.0)
+        self.readers, self.keeps, self.encode = {READER}, keeps, 0.0  # seconds of a prompt
+        self.kept: set[Prompt] = set()
+        self.loads: list[tuple[float, Weights]] = []  # when begun, on any device
         self.count, self.memory, self.now, self.decode = count, memory, 0.0, DECODE
         self.preview = 0.0  # seconds of one
         self.slots: dict[Batch, dict[int, list]] = {}  # by slot: [ticket, rows left]
         self.encoders: set[Encoder] = set()
         self.held: list[set] = [set() for _ in range(count)]
+        for device, held in enumerate(self.held if texts else ()):
+            held.add(texts)
+            self.scheduler.hold(device, texts)
         self.background: list[tuple[float, object]] = []  # when it is over
         self.failing: set[Batch | Encoder | Weights] = set()  # what cannot be prepared
         self.idle = 0.0  # seconds without anything to do
@@ -83,8 +115,10 @@ class Devices:
         encoders=(),
         previews=False,
         address="",
+        texts=TEXTS,
+        said=None,
     ) -> int:
-        """Submits a job; its number."""
+        """Submits a job; its number. Pictures have prompts of their own, or all what is `said`."""
         job = next(self.numbers)
         wanted = zip(
             itertools.cycle([batch] if isinstance(batch, Batch) else batch),
@@ -101,6 +135,12 @@ class Devices:
                 address=address,
                 batch=batch,
                 weights=weights,
+                prompt=Prompt(
+                    encoder=READER,
+                    weights=texts,
+                    digest=repr((job, index) if said is None else said).encode(),
+                    memory=PROMPT_BYTES,
+                ),
                 encoders=tuple(encoders),
                 kinds=kinds,
                 previews=previews,
@@ -137,7 +177,9 @@ class Devices:
 
     def _carry_out(self, plan: Plan) -> Report:
         for program in plan.release:
-            if isinstance(program, Encoder):
+            if isinstance(program, TextEncoder):
+                self.readers.remove(program)
+            elif isinstance(program, Encoder):
                 self.encoders.remove(program)
             else:
                 assert not self.slots.pop(program), "pictures are lost"
@@ -145,17 +187,20 @@ class Devices:
         for device, weights in plan.drop:
             if weights.name:  # zeros are there or not, as the worker needs them
                 self.held[device].remove(weights)
+        self.loads += [(self.now, weights) for weights in {weights for _, weights in plan.load}]
         for what in plan.load:
             self.background.append((self.now + BRING, what))
         for program in plan.compile:
-            assert program not in self.encoders | self.slots.keys()
-            took = ENCODER if isinstance(program, Encoder) else COMPILE
+            assert program not in self.encoders | self.slots.keys() | self.readers
+            took = COMPILE if isinstance(program, Batch) else ENCODER
             self.compiler = max(self.compiler, self.now) + took
             self.compilations += 1
             self.background.append((self.compiler, program))
         self._check_memory()
+        self._encode(plan)
         drawn = self._draw(plan) if plan.batch else {}
-        if plan.batch or self.background:
+        drawn |= {"encode_seconds": self.encode * len(plan.encode)}
+        if plan.batch or plan.encode or self.background:
             self.idle = 0.0
         if plan.train:
             assert all({plan.train.weights} <= held for held in self.held)
@@ -163,8 +208,8 @@ class Devices:
             self.now, self.idle = self.now + STEP / 2, 0.0
             self.between()
             self.now += STEP / 2
-            drawn = {"train_seconds": STEP}
-        elif not plan.batch:
+            drawn |= {"train_seconds": STEP}
+        elif not plan.batch and not plan.encode:
             self._wait()
         return Report(**drawn, **self._come())
 
@@ -176,10 +221,22 @@ class Devices:
         self.now, self.idle = self.now + WAIT_SECONDS, self.idle + WAIT_SECONDS
         assert self.idle < 2 * SWITCH_SECONDS, "nothing is to be done, and nothing is on its way"
 
+    def _encode(self, plan: Plan) -> None:
+        self.kept -= {*plan.forget}
+        for prompt in plan.encode:
+            assert prompt not in self.kept, "it is encoded twice"
+            assert prompt.encoder in self.readers
+            for held in self.held:
+                assert {prompt.weights, *prompt.weights.needs} <= held
+            self.kept.add(prompt)
+        assert sum(prompt.memory for prompt in self.kept) <= self.keeps
+        self.now += self.encode * len(plan.encode)
+
     def _draw(self, plan: Plan) -> dict:
         slots, share = self.slots[plan.batch], plan.batch.slots // self.count
         for slot, ticket in plan.enter.items():
             assert plan.rows[slot] > 0 and self.encoders.issuperset(ticket.encoders)
+            assert ticket.prompt in self.kept
             slots[slot] = [ticket, len(ticket.kinds)]
         lanes = Counter()  # by device: what is stepped at a time
         for slot, rows in plan.rows.items():
@@ -226,6 +283,9 @@ class Devices:
                     compiled[what] = Compiled(
                         seconds=COMPILE, row_seconds=ROW, decode_seconds=DECODE
                     )
+                case TextEncoder():
+                    self.readers.add(what)
+                    compiled[what] = Compiled(seconds=ENCODER)
                 case Encoder():
                     self.encoders.add(what)
                     compiled[what] = Compiled(seconds=ENCODER)
@@ -635,11 +695,11 @@ def test_adapters_take_what_they_change_and_their_base_stays_with_them():
     for weights in (*ADAPTED, BASE, ADAPTED[0]):
         devices.took(devices.ask(weights=weights))
         assert BASE in devices.held[0]
-    assert devices.held[0] == {BASE, ADAPTED[2], ADAPTED[0]}
+    assert devices.held[0] - {TEXTS} == {BASE, ADAPTED[2], ADAPTED[0]}
     devices.took(devices.ask(weights=OTHER))
-    assert devices.held[0] == {OTHER}, "a base leaves when nothing is merged into it"
+    assert devices.held[0] - {TEXTS} == {OTHER}, "a base leaves when nothing is merged into it"
     devices.took(devices.ask(weights=ADAPTED[1]))
-    assert devices.held[0] == {BASE, ADAPTED[1]}
+    assert devices.held[0] - {TEXTS} == {BASE, ADAPTED[1]}
     with pytest.raises(RequestError, match="more memory than the devices have"):
         devices.ask(weights=dataclasses.replace(ADAPTED[0], memory=3))
 
@@ -725,7 +785,7 @@ def test_whatever_is_asked_is_drawn_once_or_cancelled(happens, count, memory):
             assert isinstance(end, Done) and len(indices) == pictures
     assert not devices.scheduler.occupied
     devices.step()
-    assert len(devices.encoders) <= MAX_SPARE
+    assert len(devices.encoders) <= SPARE
 
 
 @TRAFFIC
@@ -847,21 +907,21 @@ def test_encoders_that_pictures_need_stay_and_of_others_those_used_last(one):
     for encoder in SEEN[:30]:
         one.took(one.ask("a", steps=1, encoders=[encoder]))
     one.step()
-    assert one.encoders == {*SEEN[30 - MAX_SPARE : 30]}
+    assert one.encoders == {*SEEN[30 - SPARE : 30]}
     compiled = one.compilations
-    one.took(one.ask("a", steps=1, encoders=SEEN[30 - MAX_SPARE : 30]))
+    one.took(one.ask("a", steps=1, encoders=SEEN[30 - SPARE : 30]))
     assert one.compilations == compiled
-    one.took(one.ask("a", steps=1, encoders=SEEN[30 - MAX_SPARE :][:1]))  # used last from now on
+    one.took(one.ask("a", steps=1, encoders=SEEN[30 - SPARE :][:1]))  # used last from now on
     one.took(one.ask("a", steps=1, encoders=SEEN[:1]))
     one.step()
     assert one.compilations == compiled + 1
-    assert one.encoders == {SEEN[0], SEEN[30 - MAX_SPARE], *SEEN[32 - MAX_SPARE : 30]}
+    assert one.encoders == {SEEN[0], SEEN[30 - SPARE], *SEEN[32 - SPARE : 30]}
     waiting = one.ask("b", steps=1, weights=OTHER, encoders=SEEN)
     one.run(lambda: {*SEEN} <= one.encoders)
     one.run(lambda: one.over(waiting))
     assert isinstance(one.told[waiting][-1], Done)
     one.step()
-    assert len(one.encoders) == MAX_SPARE
+    assert len(one.encoders) == SPARE
 
 
 def test_after_a_fault_an_encoder_on_its_way_is_asked_for_anew(one):
@@ -958,7 +1018,7 @@ def test_a_training_leaves_for_a_picture_that_needs_its_room_and_comes_back():
     assert (0, BASE) in [each for plan in plans for each in plan.drop]
     before = len(devices.trained)
     devices.run(lambda: len(devices.trained) > before)
-    assert devices.held[0] == {BASE}, "what nobody draws with made room again"
+    assert devices.held[0] - {TEXTS} == {BASE}, "what nobody draws with made room again"
 
 
 def test_a_training_leaves_the_programs_that_were_used_last():
