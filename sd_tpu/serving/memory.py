@@ -77,7 +77,7 @@ class KeptPrompts:
 
     def __init__(self, limit: int):
         """Begin with nothing; `limit` is in bytes."""
-        self.limit = limit
+        self.limit, self.used = limit, 0
         self._prompts: dict[Prompt, None] = {}  # last used, last
 
     def __contains__(self, prompt: Prompt) -> bool:
@@ -85,24 +85,33 @@ class KeptPrompts:
 
     def use(self, prompt: Prompt) -> None:
         """Add a prompt, or record that it is used again."""
-        self._prompts.pop(prompt, None)
+        self.remove(prompt)
         self._prompts[prompt] = None
+        self.used += prompt.memory
 
     def remove(self, prompt: Prompt) -> None:
         """Forget a prompt, if it was there."""
-        self._prompts.pop(prompt, None)
+        if prompt in self._prompts:
+            del self._prompts[prompt]
+            self.used -= prompt.memory
 
-    def trim(self, needed: Container[Prompt]) -> list[Prompt]:
-        """Forget the least recently used beyond the bound, and none that is needed; return them."""
-        over, gone = sum(each.memory for each in self._prompts) - self.limit, []
+    def trim(self, needed: Callable[[], Container[Prompt]]) -> list[Prompt]:
+        """Forget the least recently used beyond the bound; return them.
+
+        None of those `needed` goes, which is called if some have to.
+        """
+        if self.used <= self.limit:
+            return []
+        stay, gone = needed(), []
         for prompt in [*self._prompts]:
-            if over > 0 and prompt not in needed:
-                del self._prompts[prompt]
+            if self.used > self.limit and prompt not in stay:
+                self.remove(prompt)
                 gone.append(prompt)
-                over -= prompt.memory
         return gone
 
     def clear(self) -> list[Prompt]:
         """Forget all, and return them."""
-        gone, self._prompts = [*self._prompts], {}
+        gone = [*self._prompts]
+        for prompt in gone:
+            self.remove(prompt)
         return gone

@@ -12,8 +12,8 @@ queues of their clients, are placed in slots, and are drawn there in turns:
 - What a picture needs, weights on its replica, a compiled batch and encoders of its pictures, is
   prepared in the background; what was used least recently makes room. Where nothing can go, a
   replica takes in no others from SWITCH_SECONDS on, until it is empty enough.
-- Prompts are encoded by all replicas together, as pictures are put into slots. What is made of them
-  is kept, so that a prompt that is there already takes no text encoders. Where those cannot stay
+- Prompts are encoded by all replicas together, as pictures are drawn first. What is made of them is
+  kept, so that a prompt that is there already takes no text encoders. Where those cannot stay
   beside what draws, they encode all that waits before they go, as far as it can be kept; and what
   draws stays while pictures wait for it whose prompts are encoded, for SWITCH_SECONDS at least.
 - A training has the lowest turn. A step is taken where nothing can be drawn, or at a TRAINING_SHARE
@@ -266,7 +266,6 @@ class Scheduler:
         self._kept = KeptPrompts(kept)
         self._lost: list[Prompt] = []  # that the worker may keep and nobody knows of
         self._next: list[_Picture] | None = None  # as `_next_read` returns it
-        self._reading: set[Weights] = set()  # text encoders that the plan uses
         self._is_short = False  # whether a picture has found no room for what it needs
         self._loading: set[tuple[int, Weights]] = set()
         self._switched_at = [-math.inf] * replicas  # when a replica was last given other weights
@@ -435,11 +434,11 @@ class Scheduler:
                 self._vacate(picture)
                 self._finish(picture, now)
         moves = _Moves(forget=self._lost)
-        self._lost, self._next, self._reading, self._is_short = [], None, set(), False
+        self._lost, self._next, self._is_short = [], None, False
         self._place_all(moves, now)
-        self._encode_ahead(moves)
         self._forget_encoders(moves)
         self._place_training(moves)
+        self._encode_ahead(moves)
         self._plan = self._draw(moves, now)
         self._emit_positions(now)
         return self._plan
@@ -590,7 +589,6 @@ class Scheduler:
         state.served = True
         for encoder in picture.encoders:
             self._encoder_states[encoder] = self._encoder_states.pop(encoder)
-        self._read(ticket.prompt, moves)
         return True
 
     def _best_replica(self, state: _BatchState, picture: _Picture) -> int | None:
@@ -817,45 +815,42 @@ class Scheduler:
 
     def _read(self, prompt: Prompt, moves: _Moves) -> None:
         """Have a prompt encoded by this plan, if it is not yet, and what is made of it kept."""
-        if prompt not in self._kept:
+        is_new = prompt not in self._kept
+        self._kept.use(prompt)
+        if is_new:
             moves.encode.append(prompt)
-            self._reading.add(prompt.weights)
             for replica in self._replicas:
                 self._memory.use(replica, prompt.weights)
-        self._kept.use(prompt)
+            moves.forget += self._kept.trim(lambda: {p.ticket.prompt for p in self._next_read()})
 
     def _encode_ahead(self, moves: _Moves) -> None:
-        """Encode prompts of waiting pictures where room is short, so that text encoders can go.
+        """Encode prompts where room is short, so that text encoders can go.
 
-        Elsewhere that is done no sooner than for a slot, and so keeps nobody waiting.
+        Elsewhere that is done when a picture is drawn first, and so keeps nobody waiting.
         """
         for prompt in self._unread() if self._is_short else ():
             if self._reads(prompt.weights) and len(moves.encode) < prompt.encoder.count:
                 self._read(prompt, moves)
-        if moves.encode:
-            entering = [each for each in self._placed() if not each.entered]
-            needed = {each.ticket.prompt for each in (*entering, *self._next_read())}
-            moves.forget += self._kept.trim(needed)
 
     def _next_read(self) -> list[_Picture]:
-        """Return the waiting pictures of which prompts can be kept: those that come next.
+        """Return the pictures that come next, as many as prompts can be kept of.
 
-        They are the first of each queue, in their turns, then the second of each ...
+        They are those in slots that are not drawn yet, whatever their prompts take; then the first
+        of each queue, in their turns, the second of each ...
         """
         if self._next is None:
+            self._next = [picture for picture in self._placed() if not picture.entered]
+            prompts = {picture.ticket.prompt for picture in self._next}
+            room = self._kept.limit - sum(prompt.memory for prompt in prompts)
             queues = [self._waiting[key] for key in self._by_turn(self._waiting)]
             rounds = itertools.chain.from_iterable(itertools.zip_longest(*queues))
-            entering = {each.ticket.prompt for each in self._placed() if not each.entered}
-            room, first, seen = self._kept.limit, [], set(entering)
-            room -= sum(each.memory for each in entering)
             for picture in filter(None, rounds):
                 prompt = picture.ticket.prompt
-                room -= 0 if prompt in seen else prompt.memory
-                if room < 0 and first:
+                room -= 0 if prompt in prompts else prompt.memory
+                if room < 0 and prompts:
                     break
-                seen.add(prompt)
-                first.append(picture)
-            self._next = first
+                prompts.add(prompt)
+                self._next.append(picture)
         return self._next
 
     def _unread(self) -> list[Prompt]:
@@ -870,9 +865,8 @@ class Scheduler:
     def _needs_texts(self, texts: Weights, picture: _Picture | None) -> bool:
         """Whether text encoders have to stay when a picture, or a training, needs room."""
         unread = [*self._unread(), *([picture.ticket.prompt] if picture else ())]
-        return texts in self._reading or any(
-            prompt.weights == texts and prompt not in self._kept for prompt in unread
-        )
+        unread += [other.ticket.prompt for other in self._placed() if not other.entered]
+        return any(prompt.weights == texts and prompt not in self._kept for prompt in unread)
 
     def _awaits_turn(self, replica: int, weights: Weights, picture: _Picture | None) -> bool:
         """Whether pictures wait for weights whose prompts are encoded, and no others come first."""
@@ -1002,6 +996,8 @@ class Scheduler:
         for picture in everywhere:
             job = self._jobs[picture.ticket.job]
             job.begun, job.reported = now if job.begun is None else job.begun, None
+            if not picture.entered:
+                self._read(picture.ticket.prompt, moves)
         return Plan(
             **moves.as_tuples(),
             batch=state.batch,

@@ -138,7 +138,7 @@ class Devices:
                 prompt=Prompt(
                     encoder=READER,
                     weights=texts,
-                    digest=repr((job, index) if said is None else said).encode(),
+                    digest=(f"{job} {index}" if said is None else said).encode(),
                     memory=PROMPT_BYTES,
                 ),
                 encoders=tuple(encoders),
@@ -229,7 +229,8 @@ class Devices:
             for held in self.held:
                 assert {prompt.weights, *prompt.weights.needs} <= held
             self.kept.add(prompt)
-        assert sum(prompt.memory for prompt in self.kept) <= self.keeps
+        entering = sum(not p.entered for p in self.scheduler._placed())
+        assert sum(prompt.memory for prompt in self.kept) <= max(self.keeps, 1 + entering)
         self.now += self.encode * len(plan.encode)
 
     def _draw(self, plan: Plan) -> dict:
@@ -931,6 +932,272 @@ def test_after_a_fault_an_encoder_on_its_way_is_asked_for_anew(one):
     one.scheduler.abandon("broken")
     one.background.clear()
     one.took(one.ask("a", encoders=[START]))
+
+
+# --- prompts, and text encoders that cannot stay beside what draws ------------------------------
+
+LARGE = Weights(name="base", texts=True, memory=4)
+FOREIGN = Weights(name="other", texts=True, memory=4)
+TIGHT = SMALL.memory + BASE.memory + LARGE.memory - 1  # without room for both parts
+
+
+def tight(count: int = 1, **options) -> Devices:
+    """Devices without room for text encoders beside what draws, with programs and what draws."""
+    devices = Devices(count, memory=TIGHT, texts=None, **options)
+    for device in range(count):
+        devices.scheduler.hold(device, BASE)
+        devices.held[device].add(BASE)
+    devices.took(devices.ask("first", steps=1, texts=LARGE))
+    devices.loads.clear()
+    return devices
+
+
+def brought(devices: Devices) -> Counter:
+    return Counter(weights for _, weights in devices.loads)
+
+
+def test_where_all_fits_prompts_are_encoded_by_the_plan_that_draws_and_nothing_is_brought(one):
+    one.took(one.ask("a"))
+    one.loads.clear()
+    job = one.ask("a", pictures=8)
+    plan = one.step()
+    assert len(plan.encode) == len(plan.enter) == len(plan.rows) == 8
+    one.ask("b", pictures=30, steps=50)
+    plans = [one.step() for _ in range(40)]
+    for each in plans:
+        entering = [ticket.prompt for ticket in each.enter.values()]
+        assert {*each.encode} <= {*entering}, "nobody waits for prompts of others"
+    one.run()
+    assert one.over(job) and not one.loads
+
+
+def test_a_prompt_is_encoded_once_while_what_was_made_of_it_is_kept(one):
+    one.ask("a", pictures=3, said="a cat")
+    assert len(one.step().encode) == 1
+    one.run()
+    one.ask("b", said="a cat")
+    assert not one.step().encode
+    one.run()
+    adapted = dataclasses.replace(TEXTS, adapters=(("a", 1.0),), base=TEXTS)
+    job = one.ask("b", said="a cat", texts=adapted)
+    one.run()
+    assert one.over(job) and adapted in one.held[0], "a LoRA reads it in another way"
+
+
+def test_what_is_kept_of_prompts_is_bounded_and_that_used_last_stays():
+    devices = warm(Devices(keeps=4))
+    for text in "abcdae":
+        devices.took(devices.ask(said=text))
+    assert {prompt.digest for prompt in devices.kept} == {b"a", b"c", b"d", b"e"}
+
+
+def test_all_that_waits_is_encoded_before_text_encoders_go_for_what_draws():
+    devices = tight()
+    jobs = [devices.ask(client, pictures=8, texts=LARGE) for client in "abcde"]
+    devices.run()
+    assert all(map(devices.over, jobs))
+    assert brought(devices) == {LARGE: 1, BASE: 1}
+
+
+def test_a_prompt_that_is_kept_needs_no_text_encoders():
+    devices = tight()
+    devices.took(devices.ask("a", said="a cat", texts=LARGE))
+    devices.loads.clear()
+    devices.took(devices.ask("b", pictures=8, said="a cat", texts=LARGE))
+    assert not devices.loads
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_all_replicas_have_text_encoders_or_none(count):
+    devices = tight(count)
+    devices.took(devices.ask("a", pictures=8, texts=LARGE))
+    assert brought(devices)[LARGE] == 1 and not any(LARGE in held for held in devices.held)
+
+
+def test_text_encoders_come_and_go_within_the_room_for_what_is_made_of_prompts():
+    devices = tight(keeps=8)
+    jobs = [devices.ask(client, pictures=8, texts=LARGE) for client in "abcde"]
+    devices.run()
+    assert all(map(devices.over, jobs))
+    assert 4 <= brought(devices)[LARGE] <= 7, "for 40 prompts, of which 8 can be kept"
+
+
+@pytest.mark.parametrize("steady", ["known", "new", "of another model"])
+def test_nobody_starves_while_others_want_the_replica_without_end(steady):
+    devices = tight()
+    wants = dict(known=dict(said="a cat", texts=LARGE), new=dict(texts=LARGE)).get(
+        steady, dict(weights=OTHER, texts=FOREIGN)
+    )
+    worst, visitor, since, visits = 0.0, None, 0.0, 0
+    while visits < 12:
+        if visitor is None:
+            devices.run(seconds=1)
+            visitor, since = devices.ask("visitor", steps=5, texts=LARGE), devices.now
+        while len(devices.scheduler.jobs()) < 5:
+            devices.ask("abc"[devices.scheduler.waiting % 3], steps=40, **wants)
+        devices.step()
+        if devices.over(visitor):
+            worst, visitor, visits = max(worst, devices.now - since), None, visits + 1
+    # Until others have had their time, what is in slots is drawn, and both parts are brought.
+    assert worst < 2 * SWITCH_SECONDS + 4 * BRING + 4 * 40 * ROW * 3
+
+
+def test_a_prompt_that_is_kept_does_not_keep_a_new_one_waiting(one):
+    """Pictures that need what draws come in all the time, and would never let it go."""
+    devices = tight()
+    devices.took(devices.ask("a", said="a cat", texts=LARGE))
+    new = devices.ask("b", steps=5, texts=LARGE)
+    begun = devices.now
+    while not devices.over(new):
+        while len(devices.scheduler.jobs()) < 4:
+            devices.ask("a", steps=20, said="a cat", texts=LARGE)
+        devices.step()
+    assert devices.now - begun < SWITCH_SECONDS + 2 * BRING + 4 * 20 * ROW + 5
+
+
+def test_prompts_that_cannot_be_encoded_fail_those_who_wrote_them(one):
+    good = one.ask("b", steps=100)
+    one.step()
+    bad, waiting = one.ask("a", said="bad"), one.ask("b")
+    plan = one.scheduler.schedule(one.now)
+    assert [prompt.digest for prompt in plan.encode] == [b"bad"]
+    one.scheduler.update(Report(unread="too much"), one.now)
+    one.run()
+    failed = Failed("Making the pictures failed: too much")
+    assert (bad, failed) in [(job, each) for job in (bad, good) for each in one.told[job]]
+    assert all(isinstance(one.told[job][-1], Done) for job in (good, waiting))
+    drawn = one.ask("b", said="bad")
+    one.run()
+    assert one.over(drawn) and isinstance(one.told[drawn][-1], Done)
+
+
+def test_text_encoders_that_cannot_be_brought_fail_those_who_need_them():
+    devices = tight()
+    devices.took(devices.ask("a", said="a cat", texts=LARGE))
+    devices.failing = {LARGE}
+    lost, kept = devices.ask("a", texts=LARGE), devices.ask("b", said="a cat", texts=LARGE)
+    devices.run()
+    assert devices.told[lost][-1] == Failed("Loading the model failed: no memory")
+    assert isinstance(devices.told[kept][-1], Done)
+    devices.failing = set()
+    devices.took(devices.ask("a", texts=LARGE))
+
+
+def test_who_waits_for_text_encoders_is_told_so():
+    devices = tight()
+    job = devices.ask("a", texts=LARGE)
+    devices.step()
+    devices.step()
+    said = [event.reason for event in devices.told[job] if isinstance(event, Queued)]
+    assert LOADING in said
+
+
+def test_what_cannot_be_held_in_parts_is_refused():
+    devices = tight()
+    with pytest.raises(RequestError, match="more memory than the devices have"):
+        devices.ask(texts=dataclasses.replace(LARGE, memory=TIGHT))
+
+
+def test_after_a_fault_prompts_are_encoded_anew(one):
+    one.took(one.ask("a", said="a cat"))
+    one.ask("a", said="a dog")
+    one.scheduler.schedule(one.now)  # and the plan is lost
+    one.scheduler.abandon("broken")
+    again = one.ask("a", said="a cat")
+    assert one.step().forget and one.kept
+    one.run(lambda: one.over(again))
+    assert isinstance(one.told[again][-1], Done)
+
+
+@TRAFFIC
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("keeps", [KEPT_BYTES, 20])
+def test_a_day_of_traffic_with_a_model_that_does_not_fit_beside_its_encoders(count, keeps):
+    devices, random = tight(count, keeps=keeps), np.random.default_rng(1)
+    devices.encode = 0.06
+    models = [(BASE, LARGE), (OTHER, FOREIGN), (BASE, LARGE), (ADAPTED[0], LARGE)]
+    day, asked, worst = 24 * 3600.0, 0, 0.0
+    waiting: dict[int, float] = {}
+    for arrives in np.sort(random.uniform(0, day, 3000)):
+        while devices.now < arrives and not devices.scheduler.idle:
+            devices.step()
+            for job in [job for job in waiting if devices.over(job)]:
+                assert isinstance(devices.told.pop(job)[-1], Done)
+                worst = max(worst, devices.now - waiting.pop(job))
+        devices.now = max(devices.now, arrives)
+        weights, texts = models[random.integers(len(models))]
+        pictures = int(random.integers(1, 9))
+        job = devices.ask(
+            str(random.integers(20)),
+            pictures=pictures,
+            steps=int(random.integers(4, 30)),
+            weights=weights,
+            texts=texts,
+            said=None if random.random() < 0.7 else f"{texts.name} {random.integers(30)}",
+        )
+        waiting[job], asked = devices.now, asked + 1
+    devices.run()
+    assert all(isinstance(devices.told[job][-1], Done) for job in waiting) and asked == 3000
+    begun = [when for when, _ in devices.loads]
+    # Parts are exchanged as often as somebody new comes to an idle replica, and while there are
+    # several, no more often than twice in the time that one keeps it.
+    assert len(begun) <= 5 * asked
+    busiest = max(sum(when <= each < when + 60 for each in begun) for when in begun)
+    print("LOADS", len(begun), "busiest minute", busiest, "worst", worst)
+    assert busiest <= 60
+    assert worst < 300
+
+
+mixed = st.fixed_dictionaries(
+    dict(
+        client=st.sampled_from("abcde"),
+        pictures=st.integers(1, 8),
+        steps=st.integers(1, 60),
+        batch=st.sampled_from((SMALL, dataclasses.replace(SMALL, width=72))),
+        weights=st.sampled_from((BASE, OTHER, *ADAPTED[:1])),
+        texts=st.sampled_from(
+            (
+                LARGE,
+                FOREIGN,
+                dataclasses.replace(LARGE, adapters=(("a", 1.0),), base=LARGE, memory=1),
+            )
+        ),
+        said=st.none() | st.sampled_from("xyz"),
+    )
+)
+
+
+@TRAFFIC
+@given(
+    st.lists(mixed | cancels | st.floats(0.1, 30), max_size=40),
+    st.sampled_from((1, 2, 8)),
+    st.sampled_from((None, TIGHT, TIGHT + 2, TIGHT + 5)),
+    st.sampled_from((KEPT_BYTES, 10, 1)),
+)
+@settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+def test_whatever_is_asked_of_models_in_parts_is_drawn(happens, count, memory, keeps):
+    devices, asked = Devices(count, memory=memory, keeps=keeps, texts=None), {}
+    devices.encode = 0.02
+    for what in happens:
+        match what:
+            case dict():
+                asked[devices.ask(**what)] = what["pictures"]
+            case tuple():
+                devices.scheduler.cancel(what[0], devices.now, what[1])
+            case seconds:
+                devices.run(seconds=seconds)
+    devices.run()
+    for job, event in devices.scheduler.events():
+        devices.told[job].append(event)
+    for job, pictures in asked.items():
+        *before, end = devices.told[job]
+        drawn = sum(isinstance(event, ImageReady) for event in before)
+        assert isinstance(end, Done | Cancelled) and drawn <= pictures
+        if not any(isinstance(what, tuple) for what in happens):
+            assert isinstance(end, Done) and drawn == pictures
+    assert not devices.scheduler.occupied and len(devices.loads) <= 8 * max(1, sum(asked.values()))
 
 
 # --- training beside what is drawn --------------------------------------------------------------

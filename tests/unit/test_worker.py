@@ -12,7 +12,7 @@ import pytest
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.division import Division
 from sd_tpu.runtime.mesh import make_mesh
-from sd_tpu.serving.plan import Batch, Plan, Ticket, Weights
+from sd_tpu.serving.plan import Batch, Plan, Prompt, TextEncoder, Ticket, Weights
 from sd_tpu.serving.worker import Worker
 
 BATCH, BASE = (
@@ -35,7 +35,7 @@ class Programs:
 
     def encode(self, params, slots, entering):
         for slot, slot_inputs in entering.items():
-            slots.latents[slot] = slot_inputs
+            slots.latents[slot] = getattr(slot_inputs, "value", slot_inputs)
         return slots
 
     def advance(self, params, slots, n):
@@ -56,15 +56,55 @@ def grey(value, **within):
     return pytest.approx(np.full((1, 1, 3), value), **within)
 
 
-def ticket(slot_inputs) -> Ticket:
+@dataclasses.dataclass
+class SlotInputs:
+    """A number, to which what was made of a text is added."""
+
+    value: float
+
+    def with_texts(self, texts):
+        return SlotInputs(self.value + texts["text"])
+
+
+class Reader:
+    """Makes of a number what its text encoder's weights add; counts its calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def compile(self, shapes):
+        assert shapes == {"text_encoder": {}}
+
+    def encode(self, params, prompts):
+        self.calls.append(list(prompts))
+        if None in prompts:
+            raise MemoryError("too much")
+        return [{"text": each + params["text_encoder"]["add"].item()} for each in prompts]
+
+
+READER = TextEncoder(architecture="sd", shapes=((1,),))
+TEXTS = Weights(name="base", texts=True)
+
+
+def prompt(number: float | None, weights: Weights = TEXTS) -> Prompt:
+    return Prompt(
+        encoder=READER, weights=weights, digest=bytes(str(number), "ascii"), inputs=number
+    )
+
+
+NOTHING = prompt(0.0)
+
+
+def ticket(value, text: Prompt = NOTHING) -> Ticket:
     return Ticket(
         job=1,
         index=0,
         client="",
         batch=BATCH,
         weights=BASE,
+        prompt=text,
         kinds=np.ones(5, int),
-        slot_inputs=slot_inputs,
+        slot_inputs=SlotInputs(value),
     )
 
 
@@ -72,10 +112,15 @@ def plan(**values) -> Plan:
     return Plan(batch=BATCH, weights={0: BASE}, **values)
 
 
-def compiled(build, mesh=None) -> tuple[Worker, object]:
-    worker = Worker(mesh or make_mesh(1), lambda weights, sharding: {}, build)
-    report = worker.execute(Plan(compile=(BATCH,)))
-    while not (report.compiled or report.failed):
+def compiled(build, mesh=None, reader=None) -> tuple[Worker, object]:
+    worker = Worker(
+        mesh or make_mesh(1),
+        lambda weights, sharding: {},
+        build,
+        build_text_encoder=lambda _: (reader or Reader(), {"text_encoder": {}}),
+    )
+    report = worker.execute(Plan(compile=(READER, BATCH)))
+    while not (BATCH in report.compiled or report.failed):
         report = worker.execute(Plan())
     worker.close()
     return worker, report
@@ -86,7 +131,14 @@ def worker() -> Worker:
     worker, report = compiled(lambda batch: (Programs(), 7.0, {}))
     assert report.compiled[BATCH].decode_seconds > 0
     worker.weights.record(0, BASE, {"vae": {}})
+    record_texts(worker, TEXTS, 0.0)
+    worker.execute(Plan(encode=(NOTHING,)))
     return worker
+
+
+def record_texts(worker: Worker, weights: Weights, add: float) -> None:
+    array = jax.device_put(np.full((1,), add), worker.weights.on([0]))
+    worker.weights.record(0, weights, {"text_encoder": {"add": array}})
 
 
 def test_a_batch_with_a_controlnet_compiles_on_the_models_own_parameters():
@@ -177,6 +229,43 @@ def test_pictures_enter_take_their_rows_and_are_decoded(worker):
     assert report.advance_seconds > 0 and report.error is None
     report = worker.execute(plan(rows={1: 1}, finish=(1,)))
     assert report.pictures == {1: grey(160)}
+
+
+def test_what_was_made_of_a_prompt_is_kept_for_pictures_until_it_is_forgotten(worker):
+    other = Weights(name="base", texts=True, adapters=(("a", 1.0),))
+    record_texts(worker, other, 3.0)
+    mine, adapted = prompt(1.0), prompt(1.0, other)
+    report = worker.execute(
+        plan(
+            encode=(mine, adapted),
+            enter={0: ticket(2.0, mine), 1: ticket(2.0, adapted)},
+            rows={0: 1, 1: 1},
+            finish=(0, 1),
+        )
+    )
+    assert report.pictures == {0: grey(140), 1: grey(170)} and report.encode_seconds > 0
+    worker.execute(Plan(drop=((0, TEXTS),)))
+    again = plan(enter={0: ticket(4.0, mine)}, rows={0: 1}, finish=(0,))
+    assert worker.execute(again).pictures == {0: grey(160)}, "no encoder is needed any more"
+    worker.execute(Plan(forget=(mine,)))
+    assert worker.execute(again).error.startswith("KeyError")
+
+
+def test_prompts_that_cannot_be_encoded_lose_no_slot(worker):
+    worker.execute(plan(enter={0: ticket(2.0)}, rows={0: 1}))
+    report = worker.execute(plan(encode=(prompt(None),), rows={0: 1}, finish=(0,)))
+    assert report.unread == "MemoryError: too much" and not report.pictures and not report.error
+    assert worker.execute(plan(rows={0: 1}, finish=(0,))).pictures == {0: grey(140)}
+
+
+def test_prompts_of_one_encoder_and_its_weights_are_encoded_together():
+    reader = Reader()
+    worker, _ = compiled(lambda batch: (Programs(), 7.0, {}), reader=reader)
+    other = Weights(name="other", texts=True)
+    for weights in (TEXTS, other):
+        record_texts(worker, weights, 0.0)
+    worker.execute(Plan(encode=(prompt(1.0), prompt(2.0, other), prompt(3.0))))
+    assert reader.calls == [[1.0, 3.0], [2.0]]
 
 
 def test_pictures_that_are_not_safe_are_told(worker):
