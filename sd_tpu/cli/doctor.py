@@ -86,15 +86,16 @@ def _problems_of_model(args: argparse.Namespace, devices: list[Device]) -> list[
     helps = {
         "--dtype bfloat16 halves that": dtype == "float32",
         "--no-t5 leaves its largest text encoder out": args.t5
-        and "text_encoder_3" in checkpoint.parameters.shapes,
+        and "text_encoder_3" in checkpoint.parameters.shapes
+        and checkpoint.texts.memory > checkpoint.drawing.memory,
         "--devices 1 keeps them once": on_cpu and number > 1,
     }
     advice = ", ".join(flag for flag, does in helps.items() if does) or (
         "a larger device is needed, or a smaller model"
     )
     return [
-        f"The weights of {args.model} take {needed / 1e9:.1f} GB{each}, and {room / 1e9:.1f} GB of "
-        f"a device are for what stays there: {advice}."
+        f"The weights of {args.model} take {needed / 1e9:.1f} GB{each} at once, and "
+        f"{room / 1e9:.1f} GB of a device are for what stays there: {advice}."
     ]
 
 

@@ -71,7 +71,8 @@ def assert_held(engine: Engine, chips: int) -> None:
         for shard in leaf.addressable_shards:
             held[shard.device] += shard.data.nbytes
     parameters = engine.checkpoint.parameters
-    assert set(held.values()) == {parameters.memory} == {engine.weights.memory}
+    assert set(held.values()) == {parameters.memory}
+    assert parameters.memory == engine.weights.memory + engine.texts.memory
     queries = engine.params["transformer"]["transformer_blocks"][0]["attn"]["to_q"]["kernel"]
     _, *shape = queries.shape
     assert {shard.data.shape for shard in queries.addressable_shards} == {

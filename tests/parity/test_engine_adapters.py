@@ -287,9 +287,10 @@ def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
     engine = Engine.open(checkpoints["sd1"], devices=1, lora_dir=loras)
     memory, weights = engine.scheduler._memory, engine.worker.weights
     parameters = engine.checkpoint.parameters
-    own = engine.adapters.memory((("style 0", 1.0),), parameters.shapes, parameters.divisions)
-    assert 0 < own < engine.weights.memory / 4
-    memory.limit = engine.batch.memory + engine.weights.memory + 2 * own
+    changed = engine.adapters.memory((("style 0", 1.0),), parameters.shapes, parameters.divisions)
+    own, base = sum(changed.values()), engine.weights.memory + engine.texts.memory
+    assert 0 < changed["text_encoder"] < own < base / 4
+    memory.limit = engine.batch.memory + base + 2 * own
     pictures = {}
     for number in (0, 1, 2, 0):
         pixels = drawn(engine, f"{PROMPT} <lora:style {number}:0.8>")[0]
@@ -302,7 +303,7 @@ def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
         assert sum(arrays.values()) == memory.used(0) - engine.batch.memory
         assert memory.used(0) <= memory.limit and engine.weights in weights.names(0)
     engine.close()
-    assert len(weights.names(0)) == 3
+    assert len(weights.names(0)) == 6
 
 
 def test_merging_shares_what_no_adapter_touches_and_leaves_the_base():
