@@ -27,7 +27,7 @@ from sd_tpu.runtime.slots import GUIDED
 from sd_tpu.serving.engine import SLOTS
 from sd_tpu.serving.job import Done
 from sd_tpu.serving.latency import LatencyModel
-from sd_tpu.serving.plan import Batch, Compiled, Plan, Report, Ticket, Weights
+from sd_tpu.serving.plan import Batch, Compiled, Plan, Prompt, Report, TextEncoder, Ticket, Weights
 from sd_tpu.serving.scheduler import Limits, Scheduler
 
 CHIP, CHIPS = "v5e-8", 8  # of a host
@@ -38,6 +38,11 @@ LOADS = (0.5, 0.8, 0.95)
 OVERLOAD, SATURATING = 1.5, 200  # of what is possible on paper, and so many requests
 PICTURES = (1, 4, 8)  # of a request, each as often
 WEIGHTS, PIXELS = Weights(name="weights"), np.zeros((1, 1, 3), np.uint8)
+PROMPT = Prompt(
+    encoder=TextEncoder(architecture="", shapes=()),
+    weights=Weights(name="weights", texts=True),
+    digest=b"",
+)
 ENDLESS = Limits(*[1 << 40] * 4)
 
 
@@ -74,11 +79,13 @@ class Simulated:
         self._cost, self._model = cost, LatencyModel()
         self.scheduler = Scheduler(CHIPS, self._model, limits=ENDLESS)
         self.batch = Batch(architecture="", height=1, width=1, slots=2 * max(SLOTS, CHIPS))
-        self.scheduler.prepare(self.batch, 0.0)
+        self.scheduler.prepare(PROMPT.encoder, self.batch, now=0.0)
         speed = Compiled(seconds=0.0, row_seconds=cost.step, decode_seconds=cost.decode)
         for chip in range(CHIPS):
-            self.scheduler.hold(chip, WEIGHTS)
-        self.scheduler.update(Report(compiled={self.batch: speed}), 0.0)
+            for weights in (PROMPT.weights, WEIGHTS):
+                self.scheduler.hold(chip, weights)
+        compiled = {PROMPT.encoder: Compiled(seconds=0.0), self.batch: speed}
+        self.scheduler.update(Report(compiled=compiled), 0.0)
         self.plan: Plan | None = None  # on which the devices are
 
     def begin(self, now: float) -> float | None:
@@ -151,6 +158,7 @@ def simulate(
                         client=str(job),
                         batch=host.batch,
                         weights=WEIGHTS,
+                        prompt=PROMPT,
                         kinds=np.full(steps, GUIDED),
                         previews=False,
                     )

@@ -71,8 +71,8 @@ class Memory:
 class KeptPrompts:
     """Prompts of which a worker keeps what was made of them on its host, within a bound.
 
-    It lies on the host as no replica then has less room for weights, and as any replica may draw a
-    picture: even of a language model's states, a slot's are copied in a hundredth of a step's time.
+    It lies on the host, where it takes no room of weights, and from where it comes to whichever
+    replica draws the picture.
     """
 
     def __init__(self, limit: int):

@@ -821,13 +821,23 @@ class Scheduler:
             moves.encode.append(prompt)
             for replica in self._replicas:
                 self._memory.use(replica, prompt.weights)
-            moves.forget += self._kept.trim(lambda: {p.ticket.prompt for p in self._next_read()})
+            self._trim_kept(moves)
+
+    def _trim_kept(self, moves: _Moves) -> None:
+        """Forget prompts that were used least recently, beyond the bound on what is kept."""
+
+        def needed() -> set[Prompt]:
+            pictures = (*self._next_read(), *self._placed())
+            return {picture.ticket.prompt for picture in pictures if not picture.entered}
+
+        moves.forget += self._kept.trim(needed)
 
     def _encode_ahead(self, moves: _Moves) -> None:
         """Encode prompts where room is short, so that text encoders can go.
 
         Elsewhere that is done when a picture is drawn first, and so keeps nobody waiting.
         """
+        self._trim_kept(moves)
         for prompt in self._unread() if self._is_short else ():
             if self._reads(prompt.weights) and len(moves.encode) < prompt.encoder.count:
                 self._read(prompt, moves)

@@ -170,7 +170,9 @@ def test_slots_and_entries_have_the_shapes_that_they_declare(on):
     checkpoint, params, programs = on
     entering = {1: enter(checkpoint, *DIFFERENT[0]), 2: None}
     slots = programs.advance(params, programs.encode(params, programs.empty(), entering), 1)
-    gathered = jax.tree.map(np.asarray, programs.gather(entering))
+    (texts,) = programs.texts.encode(params, [entering[1].inputs])
+    read = {1: entering[1].with_texts(texts), 2: None}
+    gathered = jax.tree.map(np.asarray, programs.gather(read))
     with jaxtyped("context"):  # a letter means the same number everywhere
         for struct in (slots, gathered):
             for field in dataclasses.fields(struct):

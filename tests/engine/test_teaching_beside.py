@@ -300,7 +300,8 @@ def test_without_memory_enough_it_says_what_would_fit(checkpoints, tmp_path):
     server = Server(checkpoints["sd1"], tmp_path)
     server.engine.ready.wait()
     memory = server.engine.scheduler._memory
-    memory.limit = server.engine.weights.memory + 1_000_000
+    engine = server.engine
+    memory.limit = engine.weights.memory + engine.texts.memory + 1_000_000
     server.teaching.start(WISH)
     run = server.until(FAILED)
     assert "Teaching this model at 32x32 takes" in run.message

@@ -115,7 +115,7 @@ def test_previews_are_those_of_pytorch_and_the_pictures_stay_the_models(
     assert_alike(previews[-1].values(), small, "previews by a tiny decoder")
     pipeline = torch_pipelines["sd1"]
     assert_alike(pictures.values(), reference(pipeline, pipeline.vae), "beside a tiny decoder")
-    plain = Checkpoint.open(checkpoints["sd1"]).parameters.memory
+    plain = Checkpoint.open(checkpoints["sd1"]).drawing.memory
     assert engine.weights.memory == plain + 4 * sum(each.numel() for each in tiny.parameters())
 
 

@@ -231,6 +231,7 @@ class Devices:
             for held in self.held:
                 assert {prompt.weights, *prompt.weights.needs} <= held
             self.kept.add(prompt)
+        assert self.kept == {*self.scheduler._kept._prompts}, "either knows of what the other keeps"
         entering = sum(not p.entered for p in self.scheduler._placed())
         assert sum(prompt.memory for prompt in self.kept) <= max(self.keeps, 1 + entering)
         self.now += self.encode * len(plan.encode)
