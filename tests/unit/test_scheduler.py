@@ -1045,17 +1045,38 @@ def test_nobody_starves_while_others_want_the_replica_without_end(steady):
     assert worst < 2 * SWITCH_SECONDS + 4 * BRING + 4 * 40 * ROW * 3
 
 
-def test_a_prompt_that_is_kept_does_not_keep_a_new_one_waiting(one):
+def test_a_prompt_that_is_kept_does_not_keep_a_new_one_waiting():
     """Pictures that need what draws come in all the time, and would never let it go."""
     devices = tight()
-    devices.took(devices.ask("a", said="a cat", texts=LARGE))
-    new = devices.ask("b", steps=5, texts=LARGE)
-    begun = devices.now
-    while not devices.over(new):
+    known = dict(said="a cat", texts=LARGE)
+    devices.took(devices.ask("a", **known))
+    for _ in range(3):
+        devices.ask("a", steps=20, **known)
+    for _ in range(2):
+        devices.step()
+    new, begun = devices.ask("b", steps=5, texts=LARGE), devices.now
+    differing = itertools.cycle(range(3))  # so that they never end together
+    while not devices.over(new) and devices.now < begun + 60:
         while len(devices.scheduler.jobs()) < 4:
-            devices.ask("a", steps=20, said="a cat", texts=LARGE)
+            devices.ask("a", steps=20 + next(differing), **known)
         devices.step()
     assert devices.now - begun < SWITCH_SECONDS + 2 * BRING + 4 * 20 * ROW + 5
+
+
+def test_what_draws_stays_for_pictures_whose_prompts_are_kept():
+    """Short pictures end together, so that their weights are idle between two plans."""
+    devices = Devices(memory=TIGHT, texts=None)
+    batch = dataclasses.replace(SMALL, group=8)
+    devices.took(devices.ask("a", said="a cat", texts=LARGE, batch=batch))
+    for _ in range(20):
+        devices.ask("a", pictures=40, steps=4, said="a cat", texts=LARGE, batch=batch)
+    devices.loads.clear()
+    begun, new = devices.now, None
+    while devices.now < begun + 30:
+        if new is None or devices.over(new):
+            new = devices.ask("b", steps=1, texts=LARGE, batch=batch)
+        devices.step()
+    assert len(devices.loads) <= 2 * 30 / (SWITCH_SECONDS + 2 * BRING)
 
 
 def test_prompts_that_cannot_be_encoded_fail_those_who_wrote_them(one):
