@@ -96,7 +96,11 @@ def cpu(records: Sequence[Record]) -> str:
 def tpu(records: Sequence[Record]) -> str:
     """Return the TPU compiler's figures for the programs, and the capacity that follows."""
     found = tpu_compile.rows(records)
-    cases = sorted({key[:2] for key in found if "old" not in key[0]})
+    cases = sorted(
+        (model, chip)
+        for model, chip, images, program in found
+        if images == 1 and program == "advance" and "old" not in model
+    )
     bounds = sorted(newest(records, tpu_compile.ROOFLINES), key=lambda record: record.date)
     fastest = {
         (row["model"], row["chip"]): row["s, 50 steps"]

@@ -16,6 +16,7 @@ measured times:
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -87,6 +88,7 @@ SIDES = {
     "sd35m-t5": 1024,
     "zimage": 1024,
     "klein": 1024,
+    "klein-short": 1024,
     "anima": 1024,
     "schnell": 1024,
     "schnell-int8": 1024,
@@ -103,6 +105,8 @@ SIDES = {
 
 
 INT8 = "-int8"  # behind a model's name: with weights of int8
+# With three of its blocks, at full width: a step is compiled in minutes.
+SHORT = "klein-short"
 GUIDANCE = 7.5  # of models that say nothing
 
 
@@ -144,6 +148,14 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="N",
         help="devices over which transformers and language models are divided (%(default)s)",
     )
+    flags.add_argument(
+        "--adapter-rank",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of low-rank factors that each picture brings, for models with a transformer "
+        "(%(default)s, none)",
+    )
     flags.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     flags.add_argument(
         "--by-operation",
@@ -177,8 +189,10 @@ def run(options: argparse.Namespace) -> None:
     for model, chip, images in product(options.models, options.chips, options.images):
         shared = options.tensor_parallel_size
         named = f"{model}, divided over {shared}" if shared > 1 else model
+        rank = options.adapter_rank
+        named = f"{named}, adapters of rank {rank}" if rank else named
         case = {"model": named, "chip": chip, "images a device": images}
-        compiled = compile_apart(model, chip, images, options.programs, shared)
+        compiled = compile_apart(model, chip, images, options.programs, shared, None, rank)
         rows += _rows(case, compiled, options)
         if {one.program for one in compiled if one.fits == "yes"} == set(PROGRAMS):
             predictions.append({**case, **_prediction(CHIPS[chip], images, compiled)})
@@ -222,12 +236,13 @@ def compile_apart(
     programs: Sequence[str],
     tensor_parallel: int = 1,
     old: Path | None = None,
+    rank: int = 0,
 ) -> list[Compiled]:
     """Run `compile_case` in a process of its own.
 
     libtpu takes one kind of TPU from the environment.
     """
-    return in_fresh_process(compile_case, model, chip, images, programs, tensor_parallel, old)
+    return in_fresh_process(compile_case, model, chip, images, programs, tensor_parallel, old, rank)
 
 
 def compile_case(
@@ -237,11 +252,12 @@ def compile_case(
     programs: Sequence[str],
     tensor_parallel: int = 1,
     old: Path | None = None,
+    rank: int = 0,
 ) -> list[Compiled]:
     """Compile programs of a model with `images` slots on each replica of a chip's topology.
 
-    Each `tensor_parallel` devices are one. With `old`, the folder of a diffusers that has Flax, its
-    programs instead of ours.
+    Each `tensor_parallel` devices are one. Slots bring factors of `rank`, unless it is 0. With
+    `old`, the folder of a diffusers that has Flax, its programs instead of ours.
     """
     os.environ.update(
         TPU_ACCELERATOR_TYPE=CHIPS[chip].accelerator,
@@ -256,7 +272,7 @@ def compile_case(
     )
     mesh = mesh_of(topology.devices, tensor_parallel)
     if old is None:
-        lowered = _lowered(model, mesh, images)
+        lowered = _lowered(model, mesh, images, rank)
     else:
         lowered = old_flax.lowered(old, model, mesh, images, SIDES[model])
     return [_compile(program, lowered[program], replicas(mesh)) for program in programs]
@@ -265,7 +281,10 @@ def compile_case(
 def built(model: str) -> tuple[FamilyModel, Params, float]:
     """Return a model of SIDES in bfloat16, the shapes of its parameters, and the scale of guidance
     that its pictures mostly have."""
-    configs = MODELS[model.removesuffix(INT8)]
+    configs = MODELS["klein" if model == SHORT else model.removesuffix(INT8)]
+    if model == SHORT:
+        blocks = dict(num_layers=1, num_single_layers=2)
+        configs = {**configs, "transformer": {**configs["transformer"], **blocks}}
     family = find_family(configs["model_index"])
     network, params = family.build(configs, jnp.bfloat16)
     if model.endswith(INT8):
@@ -274,8 +293,11 @@ def built(model: str) -> tuple[FamilyModel, Params, float]:
     return network, params, scale
 
 
-def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
+def _lowered(
+    model: str, mesh: Mesh, images: int, rank: int
+) -> dict[str, Callable[[], jax.stages.Lowered]]:
     network, params, scale = built(model)
+    network = network.with_adapters(params, rank)
     count, side = images * replicas(mesh), SIDES[model]
     divisions = network.divisions(params, mesh.size // replicas(mesh))
     programs = Programs(
@@ -299,7 +321,9 @@ def _lowered(model: str, mesh: Mesh, images: int) -> dict[str, Callable[[], jax.
     placed_params = placed_shapes(
         mesh, drawing, {part: divisions[part] for part in drawing}, stacked=False
     )
-    slots = placed(slots, split(mesh))
+    adapters = jax.tree.map(placed, slots.adapters, programs.adapter_shardings)
+    slots = placed(dataclasses.replace(slots, adapters={}), split(mesh))
+    slots = dataclasses.replace(slots, adapters=adapters)
     steps, wanted = (
         placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh)) for dtype in (jnp.int32, bool)
     )

@@ -231,8 +231,9 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
     return dict(deltas)
 
 
-def changed_by_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, list[str]]:
-    """Return the parameters that a LoRA changes, by component, without reading its weights.
+def changed_by_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, int | None]]:
+    """Return the parameters that a LoRA changes, by component, each with the rank of what is added,
+    or None where that is not said by a `LowRank` of two matrices. No weights are read.
 
     Args:
         path: as `read_lora` takes it, like shapes.
@@ -241,10 +242,12 @@ def changed_by_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, list[
     Raises:
         CheckpointError: as `read_lora`, but for weights that are no numbers.
     """
-    found: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, dict[str, int | None]] = defaultdict(dict)
     with opened(path) as tensors:
         for change in _header(path, tensors, shapes):
-            found[change.component].append(change.name)
+            dense = "down" in change.factors and len(shapes[change.component][change.name]) == 2
+            rank = change.factors["down"].shape[0] if dense else None
+            found[change.component][change.name] = rank
             for factor, stored in change.factors.items():
                 _check_dtype(path, stored)
                 if factor == "alpha":

@@ -2,13 +2,15 @@
 
 import hashlib
 import logging
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ import numpy as np
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import (
     Delta,
+    LowRank,
     changed_by_lora,
     listing,
     read_alias,
@@ -24,10 +27,12 @@ from sd_tpu.checkpoint.adapters import (
 )
 from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.division import bytes_of
-from sd_tpu.checkpoint.weights import Params
+from sd_tpu.checkpoint.weights import Params, is_finite
+from sd_tpu.families.latent_model import LatentModel
 from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import PromptError, parse
 from sd_tpu.families.text import PromptOptions
+from sd_tpu.models.factors import Factors
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,66 @@ MAX_FITTING = 256  # combinations of LoRAs and models that are known to fit
 MAX_ALIASES = 2048  # LoRAs that are asked what they call themselves, which takes 6 ms each, once
 MAX_HASHES = 1024  # that are remembered: a file may take a second to read
 
-Strengths = tuple[tuple[str, float], ...]  # names of LoRAs and how strongly they are merged
+# To which the ranks of a picture's LoRAs are filled up, so that most share programs: on TPUs a
+# product of any rank up to 128 takes as long (decision 0034).
+RANKS = 64, 128
+
+Strengths = tuple[tuple[str, float], ...]  # names of LoRAs and how strong they are
+Deltas = dict[str, dict[str, list[tuple[Delta, float]]]]  # by component and parameter
+
+
+class Cost(NamedTuple):
+    """Rank and memory that LoRAs take beside a checkpoint.
+
+    Attributes:
+        rank: of the factors that a slot brings, one of RANKS; 0 for none.
+        memory: bytes on each chip of a replica of the parameters that are merged into copies, by
+            component.
+    """
+
+    rank: int
+    memory: Mapping[str, int]
+
+
+class _Rows(dict[str, dict[str, np.ndarray]]):
+    """Factors by layer, which can be referred to weakly."""
+
+
+def _rank(ranks: Iterable[int | None]) -> int:
+    """Return the rank in RANKS of the factors that several LoRAs add to a parameter, side by side;
+    0 if one has no rank, or there is none for them all, and they are merged."""
+    found = [*ranks]
+    if None in found:
+        return 0
+    return next((rank for rank in RANKS if rank >= sum(found)), 0)  # ty: ignore[no-matching-overload]
+
+
+def _rank_of(delta: tuple[Delta, float]) -> int | None:
+    """Return the rank of a difference between dense kernels, as `changed_by_lora` has it."""
+    low_rank = isinstance(delta[0], LowRank) and delta[0].left.ndim == 2
+    return delta[0].left.shape[1] if low_rank else None
+
+
+def _joined(deltas: Mapping[str, list[tuple[Any, float]]], dtype: Any) -> dict[str, Any]:
+    """Return the factors of parameters by layer, those of several LoRAs side by side."""
+    ranks = {name: _rank(map(_rank_of, each)) for name, each in deltas.items()}
+    most, found = max(ranks.values(), default=0), {}
+    for name, each in deltas.items():
+        if not ranks[name]:
+            continue
+        (inputs, _), (_, outputs) = each[0][0].left.shape, each[0][0].right.shape
+        a, b = np.zeros((inputs, most), dtype), np.zeros((most, outputs), dtype)
+        first = 0
+        for delta, strength in each:
+            last = first + delta.left.shape[1]
+            a[:, first:last] = delta.left
+            with np.errstate(over="ignore"):  # which is told below
+                b[first:last] = strength * delta.scale * delta.right.astype(np.float32)
+            first = last
+        if not (is_finite(a) and is_finite(b)):  # nothing times these, for others, is no number
+            raise CheckpointError(f"The LoRAs' factors of {name} are too large for {dtype}.")
+        found[name.removesuffix(".weight")] = {"A": a, "B": b}
+    return found
 
 
 class Adapters:
@@ -59,7 +123,10 @@ class Adapters:
             CheckpointError: a folder cannot be read.
         """
         self._loras, self._embeddings, self._chunks = Folder(loras), Folder(embeddings), chunks
-        self._memory: dict[tuple, dict[str, int]] = {}  # by the state of files that fit
+        self._costs: dict[tuple, Cost] = {}  # by the state of files that fit
+        # By what they are read from; gone with the last picture that has them.
+        self._rows: WeakValueDictionary[tuple, _Rows] = WeakValueDictionary()
+        self._reading = threading.Lock()
 
     def options(self, model: Model) -> PromptOptions:
         """Return the options of prompts for this model."""
@@ -127,18 +194,44 @@ class Adapters:
         """Return values that change when somebody writes one of the LoRAs' files anew."""
         return tuple(weights.written(self._loras.file(name)) for name, _ in asked)
 
-    def deltas(
-        self, asked: Strengths, shapes: Params
-    ) -> dict[str, dict[str, list[tuple[Delta, float]]]]:
-        """Return the differences that `runtime.weights.merge` adds for LoRAs.
+    def merged(self, asked: Strengths, model: LatentModel, shapes: Params) -> Deltas:
+        """Return the differences that `runtime.weights.merge` adds for LoRAs, but for what is in
+        `rows`.
 
         Args:
             asked: as the method of that name returns it.
-            shapes: of the checkpoint's parameters, by component.
+            model: for which they are.
+            shapes: of its parameters, by component.
 
         Raises:
             CheckpointError: a file is damaged or gone, is not understood, or is for other models.
         """
+        return {
+            part: {
+                name: deltas
+                for name, deltas in named.items()
+                if part != model.adapter_part or not _rank(map(_rank_of, deltas))
+            }
+            for part, named in self._deltas(asked, shapes).items()
+        }
+
+    def rows(self, asked: Strengths, model: LatentModel, shapes: Params) -> Factors:
+        """Return the factors that a slot brings for LoRAs, in NumPy's arrays, strengths multiplied
+        in and filled up with zeros to `Cost.rank`.
+
+        Those that are asked for as long as somebody has them are read once. Arguments and errors
+        are those of `merged`.
+        """
+        key = *(self._loras.file(name) for name, _ in asked), asked, self.states(asked), model.dtype
+        with self._reading:
+            found = self._rows.get(key)
+            if found is None:
+                deltas = self._deltas(asked, shapes).get(model.adapter_part, {})
+                found = self._rows[key] = _Rows(_joined(deltas, model.dtype))
+        return found
+
+    def _deltas(self, asked: Strengths, shapes: Params) -> Deltas:
+        """Return the differences of LoRAs, each with its strength, by component and parameter."""
         named = _named_shapes(shapes)
         added: dict[str, Any] = defaultdict(lambda: defaultdict(list))
         for name, strength in asked:
@@ -149,45 +242,51 @@ class Adapters:
                     added[part][parameter].append((delta, strength))
         return added
 
-    def memory(self, asked: Strengths, shapes: Params, divisions: Params) -> dict[str, int]:
-        """Return the bytes of the parameters that LoRAs change, which lie beside the checkpoint's,
-        on each chip of a replica, by component.
+    def cost(
+        self, asked: Strengths, model: LatentModel, shapes: Params, divisions: Params
+    ) -> "Cost":
+        """Return what LoRAs take beside a checkpoint.
 
         No weights are read, and of files that were found good nothing is read again.
 
         Args:
-            asked: as `deltas` takes it.
-            shapes: of the checkpoint's parameters, by component.
+            asked: as `merged` takes it.
+            model: for which they are.
+            shapes: of its parameters, by component.
             divisions: theirs.
 
         Raises:
-            CheckpointError: as `deltas`, but for values that are no numbers.
+            CheckpointError: as `merged`, but for values that are no numbers.
         """
         files = [self._loras.file(name) for name, _ in asked]
         key = *files, *self.states(asked), *jax.tree.leaves((shapes, divisions))
-        if key not in self._memory:
-            if len(self._memory) >= MAX_FITTING:
-                self._memory.pop(next(iter(self._memory)))
-            named, changed = _named_shapes(shapes), defaultdict(set)
+        if key not in self._costs:
+            if len(self._costs) >= MAX_FITTING:
+                self._costs.pop(next(iter(self._costs)))
+            ranks: Any = defaultdict(lambda: defaultdict(list))
+            named = _named_shapes(shapes)
             for file in files:
                 with paths_within(self._loras.path):
-                    for part, names in changed_by_lora(file, named).items():
-                        changed[part].update(names)
-            self._memory[key] = {
-                part: sum(
-                    jax.tree.leaves(
-                        weights.map_named(
-                            lambda name, *leaf, part=part: (
-                                bytes_of(*leaf) if name in changed[part] else 0
-                            ),
-                            of,
-                            divisions[part],
-                        )
-                    )
-                )
-                for part, of in shapes.items()
+                    for part, changed in changed_by_lora(file, named).items():
+                        for name, rank in changed.items():
+                            ranks[part][name].append(rank)
+            of_rows = {name: _rank(each) for name, each in ranks[model.adapter_part].items()}
+            merged = {
+                part: {name for name in names if part != model.adapter_part or not of_rows[name]}
+                for part, names in ranks.items()
             }
-        return self._memory[key]
+            each = {
+                part: weights.map_named(
+                    lambda name, *leaf, part=part: bytes_of(*leaf) if name in merged[part] else 0,
+                    shapes[part],
+                    divisions[part],
+                )
+                for part in merged
+                if part in shapes
+            }
+            memory = {part: sum(jax.tree.leaves(of)) for part, of in each.items()}
+            self._costs[key] = Cost(max(of_rows.values(), default=0), memory)
+        return self._costs[key]
 
     def hashes(self, *texts: str) -> dict[str, str]:
         """Return A1111's `Lora hashes` of the LoRAs that a picture's texts ask for, by name.

@@ -21,6 +21,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.division import TensorParallelPlan, undivided
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.models import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderTiny
+from sd_tpu.models.factors import Factors, Layer, adapt, applied, factor_divisions, factor_shapes
 from sd_tpu.models.layers import in_int8
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
 from sd_tpu.sentence import SentenceError
@@ -47,6 +48,9 @@ class LatentModel:
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
     int8: bool = False  # whether the kernels of dense layers in `rounded` are int8
+    # Layers of the denoiser beside which each slot brings factors of its own, and their rank.
+    adapter_layers: Mapping[str, Layer] = dataclasses.field(default_factory=dict)
+    adapter_rank: int = 0
 
     autoencoder: ClassVar = "vae"
     denoiser: ClassVar[str]  # the component that takes noise out of latents
@@ -202,6 +206,44 @@ class LatentModel:
         graphs: dict[str, Any] = {part: graph for part, (graph, _) in parts.items()}
         model = dataclasses.replace(self, int8=bool(parts), **graphs)
         return model, params | {part: shapes for part, (_, shapes) in parts.items()}
+
+    @property
+    def adapter_part(self) -> str:
+        """The component whose dense layers LoRAs may be rows beside; "" of a UNet, which is small
+        enough to merge them into copies."""
+        return self.denoiser if self.denoiser in self.rounded else ""
+
+    def with_adapters(self, params: Params, rank: int) -> Self:
+        """Return the model with factors of this rank beside all dense layers of `adapter_part`.
+
+        Args:
+            params: the shapes of its parameters.
+            rank: of the factors that each slot brings; 0 is the model as it is.
+        """
+        if not rank:
+            return self
+        part = self.adapter_part
+        network = nnx.merge(getattr(self, part), params[part])
+        layers = adapt(network, lambda name: True)
+        graph: dict[str, Any] = {part: nnx.graphdef(network)}
+        return dataclasses.replace(self, adapter_layers=layers, adapter_rank=rank, **graph)
+
+    @property
+    def adapter_shapes(self) -> Factors:
+        """Shapes of a slot's factors, by the names of `adapter_layers`."""
+        return factor_shapes(self.adapter_layers, self.adapter_rank, self.dtype)
+
+    def adapter_divisions(self, divisions: Params) -> Factors:
+        """Return how a slot's factors are divided over the chips of a replica, by the divisions of
+        the parameters."""
+        return factor_divisions(self.adapter_layers, divisions.get(self.adapter_part, {}))
+
+    def adapted(self, params: Params, factors: Factors) -> Params:
+        """Return parameters with factors of B pictures among them, each with an axis in front."""
+        if not self.adapter_layers:
+            return params
+        part = self.adapter_part
+        return {**params, part: applied(params[part], self.adapter_layers, factors)}
 
     def divisions(self, params: Params, chips: int) -> Params:
         """Return how its parameters are divided over the chips of a replica.

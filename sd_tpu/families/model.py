@@ -94,6 +94,17 @@ class Model(Protocol):
     def autoencoder(self) -> str:
         """The component of its parameters that `encode` and `decode` use."""
 
+    @property
+    def adapter_shapes(self) -> Shapes:
+        """Shapes of the low-rank factors that each slot brings; none if LoRAs are merged."""
+
+    def adapter_divisions(self, divisions: Params) -> PyTree:
+        """Return how these factors are divided over the chips of a replica, as parameters are."""
+
+    def adapted(self, params: Params, factors: PyTree) -> Params:
+        """Return the parameters for `denoise` with factors beside, of as many pictures as it
+        takes."""
+
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return (h, w, C) of a picture's latents; raises ValueError for an impossible size."""
 

@@ -192,7 +192,9 @@ class FeedForward(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., width] -> the same."""
         return by_rows(
-            lambda x: self.linear_out(swiglu(*jnp.split(self.linear_in(x), 2, axis=-1))), x
+            lambda x: self.linear_out(swiglu(*jnp.split(self.linear_in(x), 2, axis=-1))),
+            x,
+            whole=self.linear_in.by_picture,
         )
 
 

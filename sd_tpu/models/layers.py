@@ -137,6 +137,7 @@ class Linear(nnx.Linear):
     """
 
     kernel_scale: nnx.Param | None
+    by_picture = False  # whether it takes pictures apart, by the first axis of its inputs
 
     def to_int8(self) -> None:
         """Take a kernel of int8; an abstract layer alone, as nothing is computed."""

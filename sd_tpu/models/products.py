@@ -23,17 +23,24 @@ def dot_general(a: jax.Array, b: jax.Array, dimension_numbers, **options) -> jax
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiply a [..., N] @ b [N, M] -> [..., M] in the dtype of `a`, with sums in float32."""
-    return dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())))
+    """Multiply a [..., N] @ b [N, M] -> [..., M] in the dtype of `a`, with sums in float32.
+
+    With an axis in front of b, a [B, ..., N] @ b [B, N, M] -> [B, ..., M], each by its own.
+    """
+    lead = tuple(range(b.ndim - 2))
+    return dot_general(a, b, (((a.ndim - 1,), (b.ndim - 2,)), (lead, lead)))
 
 
-def by_rows(layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def by_rows(
+    layer: Callable[[jax.Array], jax.Array], x: jax.Array, *, whole: bool = False
+) -> jax.Array:
     """layer(x) for one that takes each row of x [..., N] by itself -> [..., M].
 
     On CPUs it is given ROWS of a large x at a time, so that what is wider inside of it stays in the
-    cache.
+    cache; unless it takes the `whole` of it alone, as pictures with factors of their own are told
+    apart by their axis.
     """
     *lead, width = x.shape
-    if platform() != "cpu" or x.size < LARGE or math.prod(lead) % ROWS:
+    if whole or platform() != "cpu" or x.size < LARGE or math.prod(lead) % ROWS:
         return layer(x)
     return lax.map(layer, x.reshape(-1, ROWS, width)).reshape(*lead, -1)

@@ -307,7 +307,8 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., C] -> [..., C]."""
-        return by_rows(lambda x: self.net["2"](self.net["0"](x)), x)
+        last: Any = self.net["2"]
+        return by_rows(lambda x: last(self.net["0"](x)), x, whole=last.by_picture)
 
 
 class JointTransformerBlock(nnx.Module):

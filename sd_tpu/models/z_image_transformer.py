@@ -230,7 +230,9 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., channels] -> the same."""
-        return by_rows(lambda x: self.w2(swiglu(self.w1(x), self.w3(x))), x)
+        return by_rows(
+            lambda x: self.w2(swiglu(self.w1(x), self.w3(x))), x, whole=self.w1.by_picture
+        )
 
 
 class FinalLayer(nnx.Module):

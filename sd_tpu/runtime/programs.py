@@ -7,6 +7,7 @@ picture begins with besides noise, by `ImageEncoder`, for those who need it; and
 by one for models that draw them.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import operator
@@ -18,10 +19,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, UInt8
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Bool, Float, PyTree, UInt8
 
-from sd_tpu.checkpoint.division import undivided
+from sd_tpu.checkpoint.division import Division, undivided
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
 from sd_tpu.memory import return_freed_memory
@@ -41,6 +42,7 @@ from sd_tpu.runtime.slots import (
     encode_slots,
     encode_texts,
     kind_of_picture,
+    place_adapters,
     preview_slots,
     signed,
     stack_slot_inputs,
@@ -95,21 +97,43 @@ class Programs:
         self.texts = TextEncoder(
             model, mesh, count=self.slots, stacked=stacked, divisions=divisions
         )
-        self._encode = self._compile("encode", encode_slots, (params, SPLIT, SPLIT), donate=1)
+        shapes = model.adapter_shapes
+        self._adapter_divisions = (
+            model.adapter_divisions(divisions) if divisions else undivided(shapes)
+        )
+        self.adapter_shardings = shardings(mesh, self._adapter_divisions, stacked=True)
+        names = [field.name for field in dataclasses.fields(Slots)]
+        everywhere: dict[str, Any] = {name: split(mesh) for name in names}
+        everywhere["adapters"] = self.adapter_shardings
+        split_slots = Slots(**everywhere)
+        specs = jax.tree.map(lambda where: where.spec, split_slots)
+        self._encode = self._compile(
+            "encode", encode_slots, (params, specs, SPLIT), donate=1, out=specs
+        )
         self._advance = self._compile(
             "advance",
             partial(advance_slots, group=group, guided=guided),
-            (params, SPLIT, SPLIT),
+            (params, specs, SPLIT),
             donate=1,
+            out=specs,
+        )
+        self._place = _over_devices(
+            place_adapters,
+            mesh,
+            (specs.adapters, specs.adapters, SPLIT),
+            dtype=model.dtype,
+            stacked=False,
+            donate=0,
+            out=specs.adapters,
         )
         self._decode = self._compile("decode", decode_slots, (params, SPLIT, SPLIT))
         self._check = self._compile("check", check_slots, (params, SPLIT, SPLIT))
         self._preview = self._compile("preview", preview_slots, (params, SPLIT, SPLIT))
         self._empty = jax.jit(
-            partial(empty_slots, model, self.slots, self.latent_shape), out_shardings=split(mesh)
+            partial(empty_slots, model, self.slots, self.latent_shape), out_shardings=split_slots
         )
 
-    def _compile(self, name: str, function, specs, donate=()):
+    def _compile(self, name: str, function, specs, donate=(), out: Any = SPLIT):
         def traced(params, *arguments):
             self.traces[name] += 1
             return function(self.model, params, *arguments)
@@ -122,6 +146,7 @@ class Programs:
             dtype=self.model.dtype,
             stacked=self.stacked,
             advance=name == "advance",
+            out=out,
         )
 
     def _drawing(self, params: Params) -> Params:
@@ -161,7 +186,65 @@ class Programs:
             slot: slot_inputs.with_texts(texts)
             for (slot, slot_inputs), texts in zip(unread.items(), made, strict=True)
         }
-        return self._call("encode", params, slots, self.gather({**entering, **read}))
+        slots = self._call("encode", params, slots, self.gather({**entering, **read}))
+        if not slots.adapters:
+            return slots
+        return dataclasses.replace(slots, adapters=self._with_adapters(slots.adapters, entering))
+
+    def _with_adapters(self, adapters: PyTree, entering: Mapping[int, SlotInputs | None]) -> PyTree:
+        """Put the factors of images into their slots, one a replica at a time; donates those that
+        are there."""
+        share = self.slots // replicas(self.mesh)
+        queues = [
+            [
+                (slot % share, slot_inputs.adapters or {})
+                for slot, slot_inputs in entering.items()
+                if slot_inputs and self.replica(slot) == number
+            ]
+            for number in range(replicas(self.mesh))
+        ]
+        for turn in itertools.zip_longest(*queues, fillvalue=(share, {})):
+            factors = {
+                name: {
+                    factor: self._factors([its.get(name, {}).get(factor) for _, its in turn], *leaf)
+                    for factor, leaf in leaves.items()
+                }
+                for name, leaves in self._adapter_leaves.items()
+            }
+            slot = jax.device_put(np.array([slot for slot, _ in turn], np.int32), split(self.mesh))
+            adapters = self._place(adapters, factors, slot)
+        return adapters
+
+    @property
+    def _adapter_leaves(self) -> dict[str, dict[str, tuple[Any, Any, Any]]]:
+        """Shape, division and sharding of each factor, by layer."""
+        return {
+            name: {
+                factor: (
+                    shape,
+                    self._adapter_divisions[name][factor],
+                    self.adapter_shardings[name][factor],
+                )
+                for factor, shape in shapes.items()
+            }
+            for name, shapes in self.model.adapter_shapes.items()
+        }
+
+    def _factors(
+        self,
+        found: Sequence[np.ndarray | None],
+        shape: jax.ShapeDtypeStruct,
+        division: Division,
+        where: NamedSharding,
+    ) -> jax.Array:
+        """Return a factor of one picture on each replica, zeros where there is none."""
+        none = np.zeros(shape.shape, shape.dtype)
+        each: list[Any] = [none if one is None else division.in_order(one) for one in found]
+        return jax.make_array_from_callback(
+            (len(each), *shape.shape),
+            where,
+            lambda index: each[index[0].start or 0][index[1:]][None],  # ty: ignore[not-subscriptable]
+        )
 
     def gather(self, entering: Mapping[int, SlotInputs | None]) -> SlotInputs:
         """Return the arguments of the compiled `encode` for these images, by replica.
@@ -489,7 +572,15 @@ def _specs(mesh: Mesh, divisions: Params | None, *, stacked: bool) -> Any:
 
 
 def _over_devices(
-    function: Callable, mesh: Mesh, specs, *, dtype, stacked: bool, donate=(), advance: bool = False
+    function: Callable,
+    mesh: Mesh,
+    specs,
+    *,
+    dtype,
+    stacked: bool,
+    donate=(),
+    advance: bool = False,
+    out: Any = SPLIT,
 ):
     """Compile a function of parameters and each replica's share of the other arguments."""
 
@@ -499,7 +590,7 @@ def _over_devices(
         return function(params, *arguments)
 
     # Varying-axes checking has no rule for loops whose trip count differs between replicas.
-    mapped = jax.shard_map(called, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=False)
+    mapped = jax.shard_map(called, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
     return jax.jit(
         mapped,
         donate_argnums=donate,

@@ -68,6 +68,7 @@ class Slots:
     mask_channels: Float[Array, "S h w M"]  # mask's channels, if the model takes any
     strength: Float[Array, "S control"]  # of control in each row; R with a ControlNet
     evaluated: Float[Array, "S 2 h w C"]  # the last two of history that were not forecast
+    adapters: PyTree[Shaped[Array, "S ..."]]  # low-rank factors, of the model's adapter_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +172,8 @@ class SlotInputs:
     fresh: Bool[Any, "*S"]  # False leaves the slot alone
     pictures: dict[str, Shaped[Any, "H W 3"]] | None = None
     noise: Float[Any, "h w C"] | None = None  # over a start picture
+    # Factors of the picture's LoRAs, of those layers in the model's adapter_shapes that they change
+    adapters: Mapping[str, Mapping[str, np.ndarray]] | None = None
 
     @classmethod
     def of(
@@ -363,6 +366,7 @@ def stack_slot_inputs(
                 if model.uses_controlnet
                 else stacked.strength[i],
                 kinds=np.pad(slot_inputs.kinds, padding),
+                adapters=None,
             )
             jax.tree.map(
                 lambda into, one, i=i: operator.setitem(into, i, one), stacked, slot_inputs
@@ -402,6 +406,7 @@ def empty_slots(model: Model, count: int, latent_shape: tuple[int, int, int]) ->
         mask_channels=zeros(*latent_shape[:2], model.mask_channels),
         strength=zeros(MAX_ROWS * model.uses_controlnet),
         evaluated=zeros(2, *latent_shape),
+        adapters=jax.tree.map(lambda x: zeros(*x.shape, dtype=x.dtype), model.adapter_shapes),
     )
 
 
@@ -418,6 +423,11 @@ def encode_texts(model: Model, params: Params, inputs: PyTree, count: Int32[Arra
     texts = len(jax.tree.leaves(inputs)[0])
     zeros = jax.tree.map(lambda x: jnp.zeros((texts, *x.shape), x.dtype), model.text_cond_shapes)
     return lax.fori_loop(0, count[0], one, zeros)
+
+
+def place_adapters(adapters: PyTree, entering: PyTree, slot: Int32[Array, " 1"]) -> PyTree:
+    """Put factors [1, ...] of one picture among those of S slots [S, ...], unless `slot` is S."""
+    return jax.tree.map(lambda into, one: into.at[slot].set(one, mode="drop"), adapters, entering)
 
 
 def encode_slots(model: Model, params: Params, slots: Slots, entering: SlotInputs) -> Slots:
@@ -458,8 +468,10 @@ def encode_slots(model: Model, params: Params, slots: Slots, entering: SlotInput
         mask_channels=entering.mask_channels,
         strength=entering.strength,
         evaluated=jnp.zeros_like(slots.evaluated),
+        adapters={},
     )
-    return _where(entering.fresh, filled, slots)
+    adapters, slots = slots.adapters, dataclasses.replace(slots, adapters={})
+    return dataclasses.replace(_where(entering.fresh, filled, slots), adapters=adapters)
 
 
 def advance_slots(
@@ -490,6 +502,9 @@ def advance_slots(
     """
     stop = jnp.minimum(slots.row + n, slots.end)
 
+    def denoise(factors, *arguments, **control):
+        return model.denoise(model.adapted(params, factors), *arguments, **control)
+
     def go_on(slots):
         return jnp.any(slots.row < stop)
 
@@ -499,7 +514,7 @@ def advance_slots(
         )[:, 0]
         kinds = jnp.where(slots.row < stop, kinds, IDLE)
         length = _rows_alike(slots, kinds, stop)
-        evaluate = partial(_evaluate_row, partial(model.denoise, params), guided)
+        evaluate = partial(_evaluate_row, denoise, guided)
         evaluated = _in_groups(
             evaluate, slots, kinds == ALONE, kinds == GUIDED, length, group, lanes_of(group, guided)
         )
@@ -549,9 +564,19 @@ def _in_groups(
         filled = at < jnp.where(pairs, guided.sum(), guided.sum() + alone.sum())
         index = jnp.where(filled, order[at], slots.row.size)
         texts = jnp.where(pairs & (lanes < group), NEGATIVE, POSITIVE)
-        part = jax.tree.map(lambda x: x.at[index].get(mode="clip"), slots)
+
+        def of_lanes(tree, index):
+            return jax.tree.map(lambda x: x.at[index].get(mode="clip"), tree)
+
+        def take(_, part):
+            where = index
+            if slots.adapters:  # else those of all layers were copied at once, before the loop
+                where, _ = lax.optimization_barrier((index, part.row))
+            return take_row(part, of_lanes(slots.adapters, where), pairs)
+
+        part = of_lanes(dataclasses.replace(slots, adapters={}), index)
         cond = jax.tree.map(lambda x: x[lanes, texts % x.shape[1]], part.cond)
-        part = lax.fori_loop(0, n, lambda _, part: take_row(part, pairs), part.replace(cond=cond))
+        part = lax.fori_loop(0, n, take, part.replace(cond=cond))
         return dataclasses.replace(
             slots,
             **{
@@ -571,7 +596,9 @@ def _forecast(slots: Slots, skipped: Bool[Array, " S"], n) -> Slots:
         newest = row["u"] * slots.evaluated[:, 0] + row["v"] * slots.evaluated[:, 1]
         return _where(skipped, _moved(slots, row, newest, newest), slots)
 
-    return lax.fori_loop(0, jnp.where(skipped.any(), n, 0), one, slots)
+    adapters, slots = slots.adapters, dataclasses.replace(slots, adapters={})
+    forecast = lax.fori_loop(0, jnp.where(skipped.any(), n, 0), one, slots)
+    return dataclasses.replace(forecast, adapters=adapters)
 
 
 def is_guided(guidance):
@@ -626,11 +653,14 @@ def control_strength(
     return np.where(inside, np.float32(scale), np.float32(0))
 
 
-def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Array, ""]) -> Slots:
+def _evaluate_row(
+    denoise: Callable, guided: bool, lanes: Slots, adapters: PyTree, pairs: Bool[Array, ""]
+) -> Slots:
     """Take one row of each lane's table: an evaluation of the model and the affine update.
 
-    A lane is a slot with the cond of one of its texts only. Where `pairs`, which nothing is unless
-    `guided`, the slots are there twice, first for their negative prompts.
+    A lane is a slot with the cond of one of its texts only, and the factors of its adapters beside.
+    Where `pairs`, which nothing is unless `guided`, the slots are there twice, first for their
+    negative prompts.
     """
     row = _next_row(lanes)
     model_input = row["c_in"] * lanes.latents
@@ -646,7 +676,7 @@ def _evaluate_row(denoise: Callable, guided: bool, lanes: Slots, pairs: Bool[Arr
         }
     )
     with jax.named_scope("evaluation"):  # told apart so in a profile
-        out = denoise(model_input, row["t"].reshape(-1), lanes.cond, **control)
+        out = denoise(adapters, model_input, row["t"].reshape(-1), lanes.cond, **control)
     if guided:
         out = jnp.where(pairs, _guided(out, lanes.guidance, lanes.rescale), out)
     newest = row["u"] * lanes.latents + row["v"] * out

@@ -31,6 +31,7 @@ from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import REFERENCE
 from sd_tpu.families.model import Model
+from sd_tpu.models.factors import Factors
 from sd_tpu.runtime.dtype import chosen_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh, replicas
 from sd_tpu.runtime.programs import ImageEncoder, Programs
@@ -41,6 +42,7 @@ from sd_tpu.runtime.slots import (
     START_PICTURE,
     SlotInputs,
     empty_slots,
+    lanes_of,
 )
 from sd_tpu.runtime.weights import merge
 from sd_tpu.sentence import Sentence
@@ -68,7 +70,7 @@ from sd_tpu.serving.plan import (
     Weights,
 )
 from sd_tpu.serving.replicas import fewest_chips
-from sd_tpu.serving.resolve import BatchKey, ResolvedPicture, ResolvedRequest
+from sd_tpu.serving.resolve import BatchKey, ResolvedPicture, ResolvedRequest, as_request_errors
 from sd_tpu.serving.scheduler import Busy, Scheduler
 from sd_tpu.serving.tally import Tally
 from sd_tpu.serving.worker import Trainee, Worker, reason_of
@@ -81,6 +83,7 @@ SLOTS = 8
 # less a picture than ones on v3 and v5e, a third less on v4 and v6e and a tenth less on v2, and on
 # v5e 5% less than eights (decision 0009).
 ACCELERATOR_GROUP = 4
+MATRIX_UNIT = 128  # rows of numbers that a TPU multiplies by at once; v6e's has twice as many
 MAX_SIZES = 512  # of models that somebody has asked about and nobody draws
 
 
@@ -242,6 +245,7 @@ class Engine(EngineClient):
         try:
             for index, picture in resolved.pictures.items():
                 batches[index] = self._batch(picture)
+            adapters = {index: self._factors(each) for index, each in resolved.pictures.items()}
             tickets = [
                 Ticket(
                     job=number,
@@ -254,7 +258,7 @@ class Engine(EngineClient):
                     encoders=self._encoders(picture, slot),
                     kinds=slot.kinds,
                     previews=previews and not picture.tiling,
-                    slot_inputs=slot,
+                    slot_inputs=dataclasses.replace(slot, adapters=adapters[index]),
                 )
                 for index, picture in resolved.pictures.items()
                 for where, slot in zip(
@@ -271,6 +275,23 @@ class Engine(EngineClient):
         finally:
             del self._submitting[number]
         return job
+
+    def _factors(self, picture: ResolvedPicture) -> Factors | None:
+        """Return the factors of its LoRAs that a picture brings into its slots.
+
+        Raises:
+            RequestError: a file is damaged, or is of another rank than it was.
+        """
+        if not picture.adapters:
+            return None
+        checkpoint = self.catalog.opened(picture.weights.root.name).checkpoint
+        with as_request_errors():
+            found = self.adapters.rows(
+                picture.adapters, checkpoint.model, checkpoint.parameters.shapes
+            )
+            if {its["A"].shape[1] for its in found.values()} != {picture.batch.adapter_rank}:
+                raise CheckpointError("A LoRA has been written anew; please ask for it again.")
+        return found
 
     def _take(self, tickets: Sequence[Ticket], steps: int) -> None:
         """Have tickets wait, or raise the error of `queue`. Needs the lock."""
@@ -447,9 +468,12 @@ class Engine(EngineClient):
         opened = self.catalog.opened(weights.name)
         parameters = opened.checkpoint.texts if weights.texts else opened.checkpoint.drawing
         if weights.adapters:
+            checkpoint = opened.checkpoint
             return merge(
                 self._on_replicas(weights.base, sharding),
-                self.adapters.deltas(weights.adapters, opened.checkpoint.parameters.shapes),
+                self.adapters.merged(
+                    weights.adapters, checkpoint.model, checkpoint.parameters.shapes
+                ),
                 parameters.divisions,
             )
         if weights not in (opened.weights, opened.texts):
@@ -480,7 +504,10 @@ class Engine(EngineClient):
         if key in self._batches:
             self._batches[key] = self._batches.pop(key)  # the last is that asked about last
         else:
-            slots = _slots(self._replicas, self._group)
+            group, pictures = self._group, 2 * SLOTS
+            if key.adapter_rank:  # such slots are large: there are as many as one client can fill
+                group, pictures = _adapter_group(group, key.adapter_rank, key.guided), SLOTS
+            slots = _slots(self._replicas, group, pictures)
             kind = self._kind(picture)
             assert kind.model.shape_key == key.shape_key
             plain = reduce(self.catalog.with_network, kind.networks, picture.weights.root)
@@ -490,11 +517,18 @@ class Engine(EngineClient):
                 height=key.height,
                 width=key.width,
                 slots=slots,
-                group=self._group,
+                group=group,
                 guided=key.guided,
                 shape_key=key.shape_key,
+                adapter_rank=key.adapter_rank,
                 zeros=plain.zeros if self._replicas > 1 else None,
-                memory=_slots_memory(kind.model, key.height, key.width, slots // self._replicas),
+                memory=_slots_memory(
+                    kind.model,
+                    key.height,
+                    key.width,
+                    slots // self._replicas,
+                    self._divisions(kind),
+                ),
             )
             self._kinds[batch] = kind
             self._batches[key] = batch
@@ -512,6 +546,7 @@ class Engine(EngineClient):
         ]
         for network in networks:
             model = network.joined(model, key.height, key.width)
+        model = model.with_adapters(checkpoint.parameters.shapes, key.adapter_rank)
         return _Kind(weights.root.architecture, model, tuple(networks))
 
     def _forget_sizes(self) -> None:
@@ -670,22 +705,34 @@ class Engine(EngineClient):
             self._change.notify_all()  # whoever waits for all of them
 
 
-def _slots(replicas: int, group: int) -> int:
-    """Return how many slots a batch has: as many again as one client can fill, so that there is
-    always a free one for another."""
+def _slots(replicas: int, group: int, pictures: int = 2 * SLOTS) -> int:
+    """Return how many slots a batch has, for so many pictures at least: by default as many again as
+    one client can fill, so that there is always a free one for another."""
     share = replicas * group
-    return -(-2 * SLOTS // share) * share
+    return -(-pictures // share) * share
 
 
-def _slots_memory(model: Model, height: int, width: int, slots: int) -> int:
-    """Return the bytes of a replica's slots on each chip; there are two while they change."""
+def _slots_memory(
+    model: Model, height: int, width: int, slots: int, divisions: Params | None = None
+) -> int:
+    """Return the bytes of a replica's slots on each chip; there are two while they change, but for
+    adapters, of which each chip has the share that it has of the layers beside them."""
     shape = model.latent_shape(height, width)
-    return 2 * bytes_of(jax.eval_shape(partial(empty_slots, model, slots, shape)))
+    empty = jax.eval_shape(partial(empty_slots, model, slots, shape))
+    adapters = divisions and model.adapter_divisions(divisions)
+    rest = dataclasses.replace(empty, adapters={})
+    return 2 * bytes_of(rest) + slots * bytes_of(model.adapter_shapes, adapters)
 
 
 def _accelerator_group(replicas: int) -> int:
     """Return how many slots a replica of accelerators steps together."""
     return min(ACCELERATOR_GROUP, max(1, SLOTS // replicas))
+
+
+def _adapter_group(group: int, rank: int, guided: bool) -> int:
+    """Return how many of `group` slots a replica steps together where each brings factors of a
+    rank: as many as MATRIX_UNIT rows hold."""
+    return max(1, min(group, MATRIX_UNIT // (rank * lanes_of(1, guided))))
 
 
 def _fewest_chips(opened: OpenedModel, devices: int, room: int, group: int | None) -> int:

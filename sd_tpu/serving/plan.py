@@ -66,6 +66,7 @@ class Batch:
     slots: int = 16  # over all replicas, equally many on each
     group: int = 1  # slots that a replica steps together
     guided: bool = True  # whether any of its pictures may be
+    adapter_rank: int = 0  # of the low-rank factors that each of its pictures brings
     zeros: Weights | None = None  # of a replica without parameters, while others draw
     memory: int = 0  # bytes of slots and temporaries on each chip
 

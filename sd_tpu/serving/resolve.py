@@ -15,7 +15,7 @@ from typing import Any, Self
 import jax.numpy as jnp
 import numpy as np
 
-from sd_tpu.families.adapters import Adapters, Strengths
+from sd_tpu.families.adapters import Adapters, Cost, Strengths
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import CONTROL, REFERENCE
@@ -52,6 +52,7 @@ class BatchKey:
     width: int
     shape_key: tuple[str, ...]
     guided: bool
+    adapter_rank: int = 0  # of the factors that slots bring, as in `Cost`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,7 @@ class ResolvedPicture:
         tiling: where its tiles lie; None where it is drawn at once.
         canvas: its start picture and mask, if it has any.
         remarks: about its prompts; None of an estimate.
+        adapters: LoRAs of which its slots bring factors.
     """
 
     picture: Picture
@@ -92,6 +94,7 @@ class ResolvedPicture:
     tiling: Tiling | None = None
     canvas: Canvas | None = None
     remarks: Remarks | None = None
+    adapters: Strengths = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -245,15 +248,19 @@ class Resolver:
         else:
             slots = (self.slot_inputs(checkpoint, picture, canvas, network_inputs),)
         strengths = self._strengths(whole)
-        parameters, changed = checkpoint.parameters, {}
+        parameters, cost = checkpoint.parameters, Cost(0, {})
         if strengths:
-            changed = self._adapters.memory(strengths, parameters.shapes, parameters.divisions)
-        of_texts = sum(changed.get(part, 0) for part in checkpoint.texts.shapes)
-        memory = sum(changed.values()) - of_texts, of_texts
+            cost = self._adapters.cost(
+                strengths, checkpoint.model, parameters.shapes, parameters.divisions
+            )
+        of_texts = sum(cost.memory.get(part, 0) for part in checkpoint.texts.shapes)
+        memory = sum(cost.memory.values()) - of_texts, of_texts
         weights, texts = self._weights(whole, networks, strengths, memory)
+        key = _batch_key(checkpoint, picture, networks, weights, slots[0])
         return ResolvedPicture(
             picture=whole,
-            batch=_batch_key(checkpoint, picture, networks, weights, slots[0]),
+            batch=dataclasses.replace(key, adapter_rank=cost.rank),
+            adapters=strengths if cost.rank else (),
             weights=weights,
             texts=texts,
             slots=slots,

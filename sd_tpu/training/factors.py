@@ -1,8 +1,7 @@
-"""Low-rank factors beside the kernels of networks (LoRA, Hu et al. 2021, arXiv:2106.09685).
+"""The layers that training gives low-rank factors, and the file of what these have become.
 
-Dense layers become layers that add (x A) B, and blocks become blocks whose insides are computed
-again on the way back. Neither changes a network: their classes are exchanged in its graph, and the
-names of its parameters stay (decision 0031).
+Blocks become blocks whose insides are computed again on the way back, as layers become
+`sd_tpu.models.factors.AdaptedLinear` (decision 0031).
 """
 
 import dataclasses
@@ -12,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +27,8 @@ from sd_tpu.models import (
     unet,
     z_image_transformer,
 )
-from sd_tpu.models.layers import Linear, ResnetBlock
-from sd_tpu.models.products import matmul
+from sd_tpu.models.factors import Factors, Layer, adapt, applied
+from sd_tpu.models.layers import ResnetBlock
 from sd_tpu.models.text_encoder import EncoderLayer
 from sd_tpu.models.transformer_blocks import JointTransformerBlock
 
@@ -55,27 +54,6 @@ BLOCKS = (
     EncoderLayer,
 )
 
-Factors = dict[str, dict[str, jax.Array]]  # a layer's name -> "A" [in, rank], "B" [rank, out], f32
-
-
-class AdaptedLinear(Linear):
-    """A dense layer with a product of two factors beside its kernel, in the dtype of its input."""
-
-    lora_A: nnx.Param
-    lora_B: nnx.Param
-
-    @classmethod
-    def adapt(cls, layer: Any) -> None:
-        """Have a layer take factors; an abstract one alone, as nothing is computed."""
-        layer.__class__ = cls
-        layer.lora_A = nnx.Param(jax.ShapeDtypeStruct((layer.in_features, 1), jnp.float32))
-        layer.lora_B = nnx.Param(jax.ShapeDtypeStruct((1, layer.out_features), jnp.float32))
-
-    def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
-        """[..., inputs] -> [..., outputs]."""
-        down, up = (each[...].astype(inputs.dtype) for each in (self.lora_A, self.lora_B))
-        return super().__call__(inputs, out_sharding) + matmul(matmul(inputs, down), up)
-
 
 @functools.cache
 def recomputing(kind: type[nnx.Module]) -> type[nnx.Module]:
@@ -85,14 +63,6 @@ def recomputing(kind: type[nnx.Module]) -> type[nnx.Module]:
         return jax.checkpoint(lambda: kind.__call__(self, *args, **kwargs))()
 
     return type(f"Recomputing{kind.__name__}", (kind,), {"__call__": call})
-
-
-class Layer(NamedTuple):
-    """An adapted layer: its path in the parameters, its inputs and its outputs."""
-
-    path: tuple[Any, ...]
-    inputs: int
-    outputs: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,33 +119,22 @@ class Adaptation:
 
     def applied(self, params: Params, factors: Factors) -> Params:
         """Return parameters with the factors among them, as the adapted model takes them."""
-        for name, layer in self.layers.items():
-            its = factors[name]
-            params = _inserted(params, layer.path, {"lora_A": its["A"], "lora_B": its["B"]})
-        return params
+        return applied(params, self.layers, factors)
 
 
 def _adapted(
     graph: nnx.GraphDef, shapes: Params, feed_forward: bool
 ) -> tuple[nnx.GraphDef, dict[str, Layer]]:
     """Return a network of layers with factors and of blocks that recompute, and these layers."""
-    network, layers = nnx.merge(graph, shapes), {}
-    for path, module in nnx.iter_modules(network):
-        name = ".".join(map(str, path))
-        wanted = ATTENTION.fullmatch(name) or (feed_forward and FEED_FORWARD.fullmatch(name))
-        if wanted and type(module) is Linear:
-            layers[name] = Layer(path, module.in_features, module.out_features)
-            AdaptedLinear.adapt(module)
-        elif type(module) in BLOCKS:
+    network = nnx.merge(graph, shapes)
+    layers = adapt(
+        network,
+        lambda name: ATTENTION.fullmatch(name) or (feed_forward and FEED_FORWARD.fullmatch(name)),
+    )
+    for _, module in nnx.iter_modules(network):
+        if type(module) in BLOCKS:
             module.__class__ = recomputing(type(module))
     return nnx.graphdef(network), layers
-
-
-def _inserted(tree: Any, path: tuple[str | int, ...], leaves: Mapping[str, Any]) -> Any:
-    """Return a tree of dictionaries with leaves at a path; what lies elsewhere is shared."""
-    if not path:
-        return {**tree, **leaves}
-    return {**tree, path[0]: _inserted(tree[path[0]], path[1:], leaves)}
 
 
 def write_lora(factors: Factors, file: Path, metadata: Mapping[str, str]) -> None:

@@ -269,7 +269,7 @@ def test_what_another_process_has_resolved_is_drawn_without_looking_anything_up(
     }
     batches = len(engine._batches)
     monkeypatch.setattr(Checkpoint, "prompt_inputs", None)
-    monkeypatch.setattr(Adapters, "memory", None)
+    monkeypatch.setattr(Adapters, "cost", None)
     here = engine.resolver.here(dataclasses.replace(resolved, pictures=elsewhere))
     found = pictures_of(engine.queue(here, previews=False))
     assert found.keys() == expected.keys()
@@ -287,9 +287,11 @@ def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
     engine = Engine.open(checkpoints["sd1"], devices=1, lora_dir=loras)
     memory, weights = engine.scheduler._memory, engine.worker.weights
     parameters = engine.checkpoint.parameters
-    changed = engine.adapters.memory((("style 0", 1.0),), parameters.shapes, parameters.divisions)
+    rank, changed = engine.adapters.cost(
+        (("style 0", 1.0),), engine.checkpoint.model, parameters.shapes, parameters.divisions
+    )
     own, base = sum(changed.values()), engine.weights.memory + engine.texts.memory
-    assert 0 < changed["text_encoder"] < own < base / 4
+    assert rank == 0 < changed["text_encoder"] < own < base / 4
     memory.limit = engine.batch.memory + base + 2 * own
     pictures = {}
     for number in (0, 1, 2, 0):

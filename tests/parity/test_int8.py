@@ -116,13 +116,14 @@ def test_t5_is_rounded_with_the_transformer_it_writes_for(tmp_path):
     assert 0 < np.abs(found[0] - found[1]).mean() < NEAR
 
 
-@pytest.mark.slow("compiles what merges")
-def test_a_lora_is_merged_into_int8(engines):
+@pytest.mark.slow("compiles programs with factors")
+def test_a_lora_lies_beside_int8(engines):
     prompts = ["a cat <lora:odd:2>"]
     without = drawn(engines["int8"], prompts=["a cat"])[0]
     exact, rounded = (drawn(engines[kind], prompts=prompts)[0] for kind in (None, "int8"))
     assert np.abs(rounded - exact).mean() < NEAR < np.abs(rounded - without).mean()
     assert np.array_equal(drawn(engines["int8"], prompts=["a cat"])[0], without)
+    assert engines["int8"].worker.weights.names(0) == [engines["int8"].weights]
 
 
 def test_they_take_a_quarter_of_float32s_memory(engines):

@@ -109,9 +109,11 @@ def differences(file: Path, pipeline) -> dict[str, np.ndarray]:
     """Differences that the file adds to weights, in PyTorch's order of axes."""
     deltas = adapters.read_lora(file, shapes_of(pipeline))
     assert deltas.keys() == {"transformer"}
-    assert adapters.changed_by_lora(file, shapes_of(pipeline)) == {
-        "transformer": [*deltas["transformer"]]
+    ranks = {
+        name: delta.left.shape[1] if isinstance(delta, adapters.LowRank) else None
+        for name, delta in deltas["transformer"].items()
     }
+    assert adapters.changed_by_lora(file, shapes_of(pipeline)) == {"transformer": ranks}
     return {
         name: np.moveaxis(np.asarray(adapters.difference(delta)), (-1, -2), (0, 1))
         for name, delta in deltas["transformer"].items()
@@ -252,7 +254,7 @@ def test_kohyas_layers_of_text_encoders_are_known(pipelines, tmp_path):
         tensors[f"{name}.lora_up.weight"] = torch.ones(outputs, 2)
     save_file(tensors, tmp_path / "ink.safetensors")
     found = adapters.changed_by_lora(tmp_path / "ink.safetensors", shapes)
-    assert found == {part: [f"{module}.weight"] for part, (_, module) in expected.items()}
+    assert found == {part: {f"{module}.weight": 2} for part, (_, module) in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,7 @@ def test_layers_of_animas_conditioner_are_none_of_its_transformer(pipelines, tmp
     }
     save_file(tensors, tmp_path / "ink.safetensors")
     found = adapters.changed_by_lora(tmp_path / "ink.safetensors", shapes)
-    assert found == {"text_conditioner": [f"{module}.weight"]}
+    assert found == {"text_conditioner": {f"{module}.weight": 2}}
 
 
 # --- LoHa and LoKr ------------------------------------------------------------------------------

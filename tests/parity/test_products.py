@@ -1,12 +1,15 @@
 """Products of matrices give the dtype they are given, and on a CPU sum in float32."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from sd_tpu.models import layers, products
+from sd_tpu.models import factors, layers, products
+from sd_tpu.models.transformer_blocks import GELU, FeedForward
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -50,3 +53,34 @@ def test_a_layer_is_given_few_rows_of_what_is_large_on_a_cpu(monkeypatch, platfo
     made = products.by_rows(layer, x)
     np.testing.assert_array_equal(made, jnp.concatenate([2 * x, x + 1], axis=-1))
     assert given[-1] == taken
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_pictures_with_factors_of_their_own_are_told_apart(monkeypatch, platform):
+    """In layers that take few rows at a time on CPUs, and in products that take all on TPUs."""
+    monkeypatch.setattr(factors, "platform", lambda: platform)
+    monkeypatch.setattr(products, "ROWS", 4)
+    monkeypatch.setattr(products, "LARGE", 8)
+    network = nnx.eval_shape(lambda: FeedForward(8, GELU, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    shapes = nnx.to_pure_dict(nnx.state(network, nnx.Param))
+    draw = np.random.default_rng(0).standard_normal
+    params = jax.tree.map(lambda leaf: jnp.asarray(draw(leaf.shape)), shapes)
+    adapted = factors.adapt(network, lambda name: True)
+    assert adapted.keys() == {"net.0.proj", "net.2"}
+    of_one = factors.factor_shapes(adapted, 3, jnp.float32)
+    own = jax.tree.map(lambda leaf: jnp.asarray(draw((2, *leaf.shape))), of_one)
+    graph, x = nnx.graphdef(network), jnp.asarray(draw((2, 6, 8)))
+
+    def fed(x, own):
+        return nnx.merge(graph, factors.applied(params, adapted, own))(x)
+
+    together = fed(x, own)
+    first, second = (jax.tree.map(operator.itemgetter(number), own) for number in range(2))
+    for number, its in enumerate((first, second)):  # shared by all rows, as training has them
+        alone = fed(x[number][None], its)
+        np.testing.assert_allclose(together[number], alone[0], rtol=1e-4, atol=1e-4)
+    # Bytes do not depend on the neighbour, nor on which of the two it is.
+    turned = jax.tree.map(lambda *leaves: jnp.stack(leaves), second, first)
+    np.testing.assert_array_equal(fed(x[::-1], turned), together[::-1])
+    other = jax.tree.map(lambda one: jnp.stack([one, 100 * one]), first)
+    np.testing.assert_array_equal(fed(x, other)[0], together[0])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.adapters import LowRank
@@ -30,6 +31,7 @@ from sd_tpu.models import (
     T5EncoderModel,
     ZImageTransformer2DModel,
 )
+from sd_tpu.models import factors as factors_module
 from sd_tpu.models.flux2_transformer import References
 from sd_tpu.models.layers import in_int8
 from sd_tpu.runtime.mesh import make_mesh, replicated
@@ -161,6 +163,9 @@ NETWORKS = {
 }
 
 
+DENOISERS = ["SD 3", "FLUX.1", "FLUX.2", "Z-Image", "Cosmos"]
+
+
 @functools.cache
 def built(name: str, int8: bool = False):
     """Return a network's structure and random parameters."""
@@ -273,6 +278,7 @@ def test_adapters_are_merged_into_shares(name, int8):
         assert shares == {leaf.size // division.chips}
 
 
+@functools.cache
 def adapters(name: str):
     """Return a difference of rank 4 for each dense layer's weight."""
     _, params = built(name)
@@ -285,6 +291,75 @@ def adapters(name: str):
 
 def factors(outputs: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(normal(inputs, 4)), np.asarray(normal(4, outputs))
+
+
+def computed_with_rows(name: str, chips: int, *, int8: bool = False):
+    """Return what a network computes with the factors of `adapters` beside its layers, how often
+    the chips exchange something, and the bytes of factors on one chip and by the account."""
+    graph, params = built(name, int8)
+    _, _, call, _ = NETWORKS[name]
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    network = nnx.merge(graph, shapes)
+    layers = factors_module.adapt(network, lambda name: True)
+    adapted, deltas, mesh = nnx.graphdef(network), adapters(name), make_mesh(chips, chips)
+    divided = divisions(graph, params, chips)
+    of_factors = factors_module.factor_divisions(layers, divided)
+    rows = {}
+    for layer, its in of_factors.items():
+        ((delta, strength),) = deltas[f"{layer}.weight"]
+        values = {"A": delta.left, "B": strength * delta.scale * delta.right}
+        rows[layer] = {factor: its[factor].in_order(values[factor])[None] for factor in its}
+    holder = ReplicaWeights(mesh)
+    holder.put(0, "own", {"network": params}, {"network": divided})
+    there = holder.together(["own"])
+    specs, row_specs = (
+        jax.tree.map(lambda where: where.spec, shardings(mesh, tree, stacked=True))
+        for tree in ({"network": divided}, of_factors)
+    )
+    row_places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), row_specs)
+    rows = jax.device_put(rows, row_places)
+    program = _over_devices(
+        lambda params, rows: call(
+            nnx.merge(adapted, factors_module.applied(params["network"], layers, rows))
+        ),
+        mesh,
+        (specs, row_specs),
+        dtype=jnp.float32,
+        stacked=True,
+    )
+    exchanged = len(re.findall(r"\bpsum", str(program.trace(there, rows).jaxpr)))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(rows))
+    counted = bytes_of(factors_module.factor_shapes(layers, 4, np.float32), of_factors)
+    return np.asarray(program(there, rows)), exchanged, held, counted
+
+
+@pytest.fixture(params=["cpu", "tpu"])
+def summed(request, monkeypatch) -> bool:
+    """Whether layers add two products, as on CPUs, or compute one."""
+    monkeypatch.setattr(factors_module, "platform", lambda: request.param)
+    return request.param == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "int8"), [*((name, False) for name in DENOISERS), ("FLUX.2", True)]
+)
+def test_factors_beside_layers_are_what_is_merged_into_them(name, int8, summed):
+    """But for int8, whose rounding they leave as it is."""
+    ours, *_ = computed_with_rows(name, 1, int8=int8)
+    merged, *_ = computed(name, 1, int8=int8, deltas=adapters(name))
+    assert relative(ours, merged) < (5e-2 if int8 else 1e-5)
+    assert relative(ours, computed(name, 1, int8=int8)[0]) > 1e-2
+
+
+@pytest.mark.parametrize("name", DENOISERS)
+def test_chips_with_shares_of_factors_compute_together_what_one_does(name, summed):
+    one, exchanged, *_ = computed_with_rows(name, 1)
+    assert exchanged == 0
+    together, exchanged, held, counted = computed_with_rows(name, 4)
+    assert relative(together, one) < 1e-5
+    # As often again as beside kernels alone for what A makes of shares of its rows.
+    assert exchanged == (2 if summed else 1) * NETWORKS[name][-1]
+    assert held == counted < computed_with_rows(name, 1)[-1]
 
 
 def test_parameters_are_read_into_shares(tmp_path):
