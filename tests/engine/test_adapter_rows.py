@@ -95,6 +95,7 @@ def cost(engine, *names: str) -> Cost:
     )
 
 
+@pytest.mark.slow("compiles Z-Image twice, and draws 17 pictures")
 def test_eight_loras_of_other_ranks_are_drawn_in_one_batch_as_each_is_alone(engine):
     (plain,) = drawn(engine, {}, ASKED)
     drawn(engine, {}, ASKED, prompts=prompts("rank 4"))  # compiles
@@ -186,10 +187,10 @@ def test_what_is_too_much_for_rows_or_has_no_low_rank_is_merged(engine):
     layers = engine.checkpoint.parameters.shapes["transformer"]
     kernel = bytes_of(layers["layers"][0]["attention"]["to_q"]["kernel"])
     final = bytes_of(layers["all_final_layer"]["2-1"]["linear"]["kernel"])
-    assert cost(engine, "loha") == (0, kernel)
-    assert cost(engine, "too much") == (0, kernel + final)
+    assert cost(engine, "loha") == (0, {"transformer": kernel})
+    assert cost(engine, "too much") == (0, {"transformer": kernel + final})
     # Beside one that has no rank, the other's factors of the same layer are merged as well.
-    assert cost(engine, "loha", "rank 4") == (64, kernel)
+    assert cost(engine, "loha", "rank 4") == (64, {"transformer": kernel})
     before = drawn(engine, {}, ASKED)[0]
     for name in ("loha", "too much"):
         assert (drawn(engine, {}, ASKED, prompts=prompts(name))[0] != before).any()
@@ -199,12 +200,14 @@ def test_what_is_too_much_for_rows_or_has_no_low_rank_is_merged(engine):
 
 def test_a_lora_for_the_text_encoder_too_merges_that_alone(engine):
     text = engine.checkpoint.parameters.shapes["text_encoder"]["layers"][0]["self_attn"]
-    assert cost(engine, "both") == (64, bytes_of(text["q_proj"]["kernel"]))
+    of_texts = bytes_of(text["q_proj"]["kernel"])
+    assert cost(engine, "both") == (64, {"text_encoder": of_texts, "transformer": 0})
     request = asked(engine, prompts("both"))
     (picture,) = engine.resolver.resolve(request).pictures.values()
     pictures_of(engine.submit(request))
-    merged = engine.worker.weights.of(0, picture.weights)
-    base = engine.worker.weights.of(0, engine.weights)
+    assert picture.weights == engine.weights
+    merged = engine.worker.weights.of(0, picture.texts)
+    base = engine.worker.weights.of(0, engine.texts)
     changed = [
         jax.tree_util.keystr(path, simple=True, separator=".")
         for (path, ours), theirs in zip(

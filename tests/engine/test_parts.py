@@ -42,6 +42,7 @@ def watched(engine: Engine) -> tuple[list[Weights], list[int]]:
     return loads, held
 
 
+@pytest.mark.slow("opens an engine that loads its parts in turns")
 def test_a_model_that_does_not_fit_beside_its_text_encoders_draws_the_same(whole, checkpoints):
     expected = drawn(whole, *PROMPTS)
     parts = whole.texts.memory, whole.weights.memory
