@@ -28,7 +28,7 @@ from benchmarks import contestants
 from benchmarks.contestants import Figures, Workload, evaluations_of
 from benchmarks.records import Record, newest, read_all, table
 from benchmarks.report import add_rounds, parser, report
-from benchmarks.tpu_compile import CHIPS, INT8
+from benchmarks.tpu_compile import CHIPS, INT8, SIDES
 
 OURS, PYTORCH = "sd_tpu", "diffusers, PyTorch"
 STEP, DECODER, PICTURES, LORA = "a step", "decoder", "whole pictures", "merging a LoRA"
@@ -195,6 +195,7 @@ def measure(one: Measurement, args: argparse.Namespace) -> None:
         model = model.replace(whole, TINY[whole])
     load = Workload(
         model,
+        SIDES[model],
         one.pictures,
         steps=STEPS if real else 2,
         evaluations=10 if real else 1,

@@ -1,4 +1,5 @@
-"""Our programs and diffusers' networks on one machine's devices, for `benchmarks.accelerators`.
+"""Our programs and diffusers' networks on one machine's devices, for `benchmarks.accelerators` and
+`benchmarks.cpu_step`.
 
 All in bfloat16, with random weights that are drawn on the device, in a process for each. A
 contestant is made of a case and gives its figures; time does not depend on the values of weights.
@@ -17,7 +18,7 @@ from jax.sharding import Mesh
 
 from benchmarks.make_checkpoint import MODELS, moments, without_parameters
 from benchmarks.report import Timing, side_by_side
-from benchmarks.tpu_compile import GUIDANCE, SIDES, built
+from benchmarks.tpu_compile import GUIDANCE, built
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.checkpoint.adapters import LowRank
 from sd_tpu.checkpoint.weights import SCALE, Params, shapes
@@ -45,7 +46,8 @@ class Workload:
     """Work that is measured.
 
     Attributes:
-        model: a key of `benchmarks.tpu_compile.SIDES`.
+        model: a key of MODELS in `benchmarks.make_checkpoint`.
+        side: of the pictures, in pixels.
         pictures: that are drawn at once.
         steps: of a whole picture.
         evaluations: of the network in each timed call.
@@ -53,15 +55,11 @@ class Workload:
     """
 
     model: str
+    side: int
     pictures: int
     steps: int
     evaluations: int
     rounds: int
-
-    @property
-    def side(self) -> int:
-        """Side of the pictures, in pixels."""
-        return SIDES[self.model]
 
     @property
     def configs(self) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import accelerators, goals, tpu_compile
+from benchmarks import accelerators, cpu_step, goals, tpu_compile
 from benchmarks.machine import name
 from benchmarks.records import RESULTS, Record, newest, read_all, table
 
@@ -22,6 +22,7 @@ CHECKPOINTS = {
     "SD-Turbo, 512x512, 1 step": "turbo, 512x512",
     "LCM, 512x512, 4 steps": "lcm, 512x512",
 }
+STEPPED = {"FLUX.2 klein 4B": "klein", "Z-Image": "zimage"}
 Rows = list[dict[str, Any]]
 
 
@@ -78,6 +79,16 @@ def cpu(records: Sequence[Record]) -> str:
                 }
                 for dtype in (FLOAT32, BFLOAT16)
                 for record in newest(records, f"CPU beside OpenVINO: sd14, 512x512, {dtype}")
+            ]
+        ),
+        "## A step of a transformer, bfloat16",
+        "One picture of 256x256, random weights; peak memory from the first weight on.",
+        _table(
+            [
+                {"model": model, "machine": record.machine} | row
+                for model, key in STEPPED.items()
+                for record in newest(records, f"{cpu_step.TITLE}{key}, 256x256")
+                for row in record.by_column()
             ]
         ),
         "## Peak memory",

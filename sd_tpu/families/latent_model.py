@@ -49,7 +49,7 @@ class LatentModel:
     previewer: str = ""  # the component whose decoder draws previews, if any does
     int8: bool = False  # whether the kernels of dense layers in `rounded` are int8
     # Layers of the denoiser beside which each slot brings factors of its own, and their rank.
-    adapter_layers: Mapping[str, Layer] = dataclasses.field(default_factory=dict)
+    adapter_layers: Mapping[str, Layer] = dataclasses.field(default_factory=dict, hash=False)
     adapter_rank: int = 0
 
     autoencoder: ClassVar = "vae"

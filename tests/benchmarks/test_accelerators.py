@@ -13,6 +13,7 @@ import pytest
 from benchmarks import accelerators, contestants, pages
 from benchmarks.accelerators import DECODER, LORA, OURS, PICTURES, PYTORCH, STEP, Measurement
 from benchmarks.records import Record, read_all
+from benchmarks.tpu_compile import SIDES
 
 SLOW = pytest.mark.slow("compiles, or begins processes")
 
@@ -148,7 +149,7 @@ def test_a_process_leaves_none_behind_that_it_began():
 @pytest.mark.slow("makes networks of full size, without memory for them")
 @pytest.mark.parametrize("model", accelerators.OPERATIONS)
 def test_operations_are_those_that_pytorch_counts(model):
-    load = contestants.Workload(model, pictures=1, steps=1, evaluations=1, rounds=1)
+    load = contestants.Workload(model, SIDES[model], pictures=1, steps=1, evaluations=1, rounds=1)
     network, arguments = contestants.their_network(load, 1, "meta")
     vae, latents = contestants.their_autoencoder(load, "meta")
     counted = [

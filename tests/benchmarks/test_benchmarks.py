@@ -22,6 +22,7 @@ from benchmarks import (
     capacity,
     choose,
     cpu,
+    cpu_step,
     inputs,
     load,
     make_checkpoint,
@@ -199,6 +200,16 @@ def test_cpu(tmp_path, one_process, monkeypatch):
     note, *left_out = records[1].notes
     assert "more than 1 of 255 in 0.00%" in note
     assert left_out == [f"{name} is left out: {why}." for name, why in cpu.left_out().items()]
+
+
+@WHOLE
+def test_cpu_step(tmp_path):
+    (record,) = recorded(cpu_step, tmp_path, "--model=tinyklein", "--side=32", "--rounds=1")
+    assert [row[""] for row in record.by_column()] == [cpu.OURS, cpu.PYTORCH]
+    for row in record.by_column():
+        assert 0 < float(row["a step, s"]) < 60
+        # More than its weights, which are too small here to say more.
+        assert float(row["peak / weights"]) > 1 and float(row["peak memory, GB"]) < 2
 
 
 @WHOLE

@@ -81,7 +81,7 @@ def test_estimates_are_shown_where_xla_makes_one():
 
 
 def test_the_three_programs_are_lowered():
-    lowered = tpu_compile._lowered("tiny", make_mesh(1), 1)
+    lowered = tpu_compile._lowered("tiny", make_mesh(1), 1, 0)
     assert list(lowered) == ["encode", "advance", "decode"]
     assert "stablehlo" in lowered["encode"]().as_text()
 
