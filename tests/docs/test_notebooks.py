@@ -38,13 +38,8 @@ def names(checkpoints, tmp_path_factory) -> dict[str, str]:
     }
 
 
-LIKE_COLAB = pytest.mark.long("opens three models, with cells that are mostly Colab's")
-
-
-@pytest.mark.slow("opens three models in a process of its own")
-@pytest.mark.parametrize(
-    "name", ["colab", *(pytest.param(name, marks=LIKE_COLAB) for name in ("kaggle", "guide"))]
-)
+@pytest.mark.long("opens three models in a process of its own, and measures")
+@pytest.mark.parametrize("name", ["colab", "kaggle", "guide"])
 def test_a_notebook_runs_from_top_to_bottom(name, names, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv(
