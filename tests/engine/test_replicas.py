@@ -102,11 +102,12 @@ def test_pictures_are_the_same_for_each_shape_of_the_mesh(folder):
 def test_replicas_have_the_fewest_chips_that_hold_a_model(folder):
     checkpoint = Checkpoint.open(folder / "model")
     memory = {chips: checkpoint.memory_on(chips) for chips in CHIPS}
-    assert sorted(memory.values(), reverse=True) == list(memory.values())
-    for chips in CHIPS:
+    # Over eight chips text encoders of four heads are whole again.
+    assert memory[1] > memory[2] > memory[4] and memory[1] >= memory[8]
+    for chips in (1, 2, 4):
         assert fewest_chips(checkpoint, 8, memory[chips]) == chips
     assert fewest_chips(checkpoint, 8, memory[2], lambda chips: 100 // chips) == 4
-    assert fewest_chips(checkpoint, 8, 1) == 8
+    assert fewest_chips(checkpoint, 8, 1) == min(CHIPS, key=lambda chips: memory[chips])
     assert fewest_chips(checkpoint, 6, 1) == 2
 
 
