@@ -314,13 +314,22 @@ def to_int8(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def is_finite(value: np.ndarray) -> bool:
     """Whether all are; told by their bits, many times faster than by `np.isfinite`, and in blocks,
     so that no copy of a large tensor is made."""
-    bits = np.ascontiguousarray(value).reshape(-1).view(f"u{value.dtype.itemsize}")
-    infinite = np.array(np.inf, value.dtype).view(bits.dtype)
+    infinite = np.array(np.inf, value.dtype).view(f"u{value.dtype.itemsize}")
+    return all(most < infinite for most in _magnitudes(value))
+
+
+def largest(value: np.ndarray) -> np.ndarray:
+    """Return the largest magnitude [] of finite numbers, in their dtype; 0 where there are none."""
+    most = max(_magnitudes(value), default=0)
+    return np.array(most, f"u{value.dtype.itemsize}").view(value.dtype)
+
+
+def _magnitudes(value: np.ndarray) -> Iterator[np.unsignedinteger]:
+    """Yield the largest magnitude of each block of numbers, as its bits."""
+    bits = np.ravel(value, order="K").view(f"u{value.dtype.itemsize}")
     magnitude = np.iinfo(bits.dtype).max >> 1
-    return all(
-        (bits[first : first + BLOCK] & magnitude).max() < infinite
-        for first in range(0, bits.size, BLOCK)
-    )
+    for first in range(0, bits.size, BLOCK):
+        yield (bits[first : first + BLOCK] & magnitude).max()
 
 
 def header(file: Path) -> dict[str, Stored]:

@@ -27,12 +27,12 @@ from sd_tpu.checkpoint.adapters import (
 )
 from sd_tpu.checkpoint.config import CheckpointError, paths_within
 from sd_tpu.checkpoint.division import bytes_of
-from sd_tpu.checkpoint.weights import Params, is_finite
+from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.latent_model import LatentModel
 from sd_tpu.families.model import Model
 from sd_tpu.families.prompt import PromptError, parse
 from sd_tpu.families.text import PromptOptions
-from sd_tpu.models.factors import Factors
+from sd_tpu.models.factors import Scaled
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,44 @@ class Cost(NamedTuple):
     memory: Mapping[str, int]
 
 
-class _Rows(dict[str, dict[str, np.ndarray]]):
-    """Factors by layer, which can be referred to weakly."""
+class _Lora(dict[str, LowRank]):
+    """What a file adds to dense layers by their names, of the file's own rank and without a
+    strength.
+
+    Attributes:
+        lock: held while it is read.
+        is_read: whether it was.
+        merged: layers that it changes by more than factors of slots can be, which is merged.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.lock, self.is_read = threading.Lock(), False
+        self.merged: set[str] = set()
+        self._largest: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def read(self, deltas: Mapping[str, Delta]) -> None:
+        """Take the differences of parameters by their names."""
+        for name, delta in deltas.items():
+            layer = name.removesuffix(".weight")
+            if not _rank([_rank_of(delta)]):
+                self.merged.add(layer)
+                continue
+            assert isinstance(delta, LowRank)
+            self[layer] = delta
+            self._largest[layer] = weights.largest(delta.left), weights.largest(delta.right)
+        self.is_read = True
+
+    def rank(self, layer: str) -> int | None:
+        """Return the rank of what it adds to a layer that it changes; None if that is merged."""
+        return None if layer in self.merged else _rank_of(self[layer])
+
+    def is_finite(self, layer: str, strength: float, dtype: Any) -> bool:
+        """Whether its factors are so in a dtype, as `factors.joined` computes them."""
+        left, right = self._largest[layer]
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = np.asarray(strength * self[layer].scale * right.astype(np.float32))
+            return all(np.isfinite(each.astype(dtype)) for each in (left, scaled))
 
 
 def _rank(ranks: Iterable[int | None]) -> int:
@@ -75,32 +111,10 @@ def _rank(ranks: Iterable[int | None]) -> int:
     return next((rank for rank in RANKS if rank >= sum(found)), 0)  # ty: ignore[no-matching-overload]
 
 
-def _rank_of(delta: tuple[Delta, float]) -> int | None:
+def _rank_of(delta: Delta) -> int | None:
     """Return the rank of a difference between dense kernels, as `changed_by_lora` has it."""
-    low_rank = isinstance(delta[0], LowRank) and delta[0].left.ndim == 2
-    return delta[0].left.shape[1] if low_rank else None
-
-
-def _joined(deltas: Mapping[str, list[tuple[Any, float]]], dtype: Any) -> dict[str, Any]:
-    """Return the factors of parameters by layer, those of several LoRAs side by side."""
-    ranks = {name: _rank(map(_rank_of, each)) for name, each in deltas.items()}
-    most, found = max(ranks.values(), default=0), {}
-    for name, each in deltas.items():
-        if not ranks[name]:
-            continue
-        (inputs, _), (_, outputs) = each[0][0].left.shape, each[0][0].right.shape
-        a, b = np.zeros((inputs, most), dtype), np.zeros((most, outputs), dtype)
-        first = 0
-        for delta, strength in each:
-            last = first + delta.left.shape[1]
-            a[:, first:last] = delta.left
-            with np.errstate(over="ignore"):  # which is told below
-                b[first:last] = strength * delta.scale * delta.right.astype(np.float32)
-            first = last
-        if not (is_finite(a) and is_finite(b)):  # nothing times these, for others, is no number
-            raise CheckpointError(f"The LoRAs' factors of {name} are too large for {dtype}.")
-        found[name.removesuffix(".weight")] = {"A": a, "B": b}
-    return found
+    low_rank = isinstance(delta, LowRank) and delta.left.ndim == 2
+    return delta.left.shape[1] if low_rank else None
 
 
 class Adapters:
@@ -125,8 +139,8 @@ class Adapters:
         self._loras, self._embeddings, self._chunks = Folder(loras), Folder(embeddings), chunks
         self._costs: dict[tuple, Cost] = {}  # by the state of files that fit
         # By what they are read from; gone with the last picture that has them.
-        self._rows: WeakValueDictionary[tuple, _Rows] = WeakValueDictionary()
-        self._reading = threading.Lock()
+        self._read: WeakValueDictionary[tuple, _Lora] = WeakValueDictionary()
+        self._lock = threading.Lock()  # of these
 
     def options(self, model: Model) -> PromptOptions:
         """Return the options of prompts for this model."""
@@ -196,7 +210,7 @@ class Adapters:
 
     def merged(self, asked: Strengths, model: LatentModel, shapes: Params) -> Deltas:
         """Return the differences that `runtime.weights.merge` adds for LoRAs, but for what is in
-        `rows`.
+        `factors`.
 
         Args:
             asked: as the method of that name returns it.
@@ -210,41 +224,93 @@ class Adapters:
             part: {
                 name: deltas
                 for name, deltas in named.items()
-                if part != model.adapter_part or not _rank(map(_rank_of, deltas))
+                if part != model.adapter_part or not _rank(_rank_of(delta) for delta, _ in deltas)
             }
             for part, named in self._deltas(asked, shapes).items()
         }
 
-    def rows(self, asked: Strengths, model: LatentModel, shapes: Params) -> Factors:
-        """Return the factors that a slot brings for LoRAs, in NumPy's arrays, strengths multiplied
-        in and filled up with zeros to `Cost.rank`.
+    def factors(
+        self, asked: Strengths, rank: int, model: LatentModel, shapes: Params
+    ) -> dict[str, list[Scaled]]:
+        """Return the LoRAs that bring factors to layers, with their strengths, by the layers.
 
-        Those that are asked for as long as somebody has them are read once. Arguments and errors
-        are those of `merged`.
+        A file is read once as long as somebody has what it holds, whatever it is asked for with.
+
+        Args:
+            asked: as `merged` takes it, like model and shapes.
+            rank: as `cost` said it.
+            model: for which they are.
+            shapes: of its parameters, by component.
+
+        Raises:
+            CheckpointError: as `merged`, or their rank is another by now.
         """
-        key = *(self._loras.file(name) for name, _ in asked), asked, self.states(asked), model.dtype
-        with self._reading:
-            found = self._rows.get(key)
-            if found is None:
-                deltas = self._deltas(asked, shapes).get(model.adapter_part, {})
-                found = self._rows[key] = _Rows(_joined(deltas, model.dtype))
-        return found
+        found: dict[str, list[tuple[_Lora, float]]] = defaultdict(list)
+        for name, strength in asked:
+            lora = self._lora(self._loras.file(name), model, shapes)
+            for layer in {*lora, *lora.merged}:
+                found[layer].append((lora, strength))
+        ranks = {
+            layer: _rank(lora.rank(layer) for lora, _ in each) for layer, each in found.items()
+        }
+        if max(ranks.values(), default=0) != rank:
+            raise CheckpointError("A LoRA has been written anew; please ask for it again.")
+        factors: dict[str, list[Scaled]] = {}
+        for layer, each in found.items():
+            if not ranks[layer]:
+                continue
+            # Nothing times these, for others, is no number.
+            if not all(lora.is_finite(layer, strength, model.dtype) for lora, strength in each):
+                raise CheckpointError(
+                    f"The LoRAs' factors of {layer} are too large for {model.dtype}."
+                )
+            factors[layer] = [*each]
+        return factors
+
+    def _lora(self, file: Path, model: LatentModel, shapes: Params) -> _Lora:
+        """Return what a file adds to a model's dense layers; files are read beside one another."""
+        key = file, weights.written(file), model.adapter_part, *jax.tree.leaves(shapes)
+        with self._lock:
+            lora = self._read.get(key)
+            if lora is None:
+                lora = self._read[key] = _Lora()
+        with lora.lock:
+            if not lora.is_read:
+                deltas = self._deltas_of(file, _named_shapes(shapes))
+                lora.read(deltas.get(model.adapter_part, {}))
+        return lora
 
     def _deltas(self, asked: Strengths, shapes: Params) -> Deltas:
         """Return the differences of LoRAs, each with its strength, by component and parameter."""
         named = _named_shapes(shapes)
         added: dict[str, Any] = defaultdict(lambda: defaultdict(list))
         for name, strength in asked:
-            with paths_within(self._loras.path):
-                deltas_by_part = read_lora(self._loras.file(name), named)
-            for part, deltas in deltas_by_part.items():
+            for part, deltas in self._deltas_of(self._loras.file(name), named).items():
                 for parameter, delta in deltas.items():
                     added[part][parameter].append((delta, strength))
         return added
 
-    def cost(
-        self, asked: Strengths, model: LatentModel, shapes: Params, divisions: Params
-    ) -> "Cost":
+    def _deltas_of(self, file: Path, named: Mapping[str, Any]) -> dict[str, dict[str, Delta]]:
+        with paths_within(self._loras.path):
+            return read_lora(file, named)
+
+    def known_rank(self, *texts: str, shapes: Params, divisions: Params) -> int:
+        """Return `Cost.rank` of the LoRAs that texts ask for, or 0 where `cost` was not asked yet;
+        no file is read."""
+        try:
+            names = {lora.name for text in texts for lora in parse(text).loras}
+            if not names <= self._loras.files().keys():  # else others' files may be asked for it
+                return 0
+            asked = self.asked(*texts)
+        except PromptError:
+            return 0
+        return self._costs.get(self._cost_key(asked, shapes, divisions), Cost(0, {})).rank
+
+    def _cost_key(self, asked: Strengths, shapes: Params, divisions: Params) -> tuple:
+        files = (self._loras.file(name) for name, _ in asked)
+        return *files, *self.states(asked), *jax.tree.leaves((shapes, divisions))
+
+    def cost(self, asked: Strengths, model: LatentModel, shapes: Params, divisions: Params) -> Cost:
         """Return what LoRAs take beside a checkpoint.
 
         No weights are read, and of files that were found good nothing is read again.
@@ -258,21 +324,21 @@ class Adapters:
         Raises:
             CheckpointError: as `merged`, but for values that are no numbers.
         """
-        files = [self._loras.file(name) for name, _ in asked]
-        key = *files, *self.states(asked), *jax.tree.leaves((shapes, divisions))
+        key = self._cost_key(asked, shapes, divisions)
         if key not in self._costs:
             if len(self._costs) >= MAX_FITTING:
                 self._costs.pop(next(iter(self._costs)))
             ranks: Any = defaultdict(lambda: defaultdict(list))
             named = _named_shapes(shapes)
-            for file in files:
+            for lora, _ in asked:
                 with paths_within(self._loras.path):
-                    for part, changed in changed_by_lora(file, named).items():
+                    changed_by_part = changed_by_lora(self._loras.file(lora), named)
+                    for part, changed in changed_by_part.items():
                         for name, rank in changed.items():
                             ranks[part][name].append(rank)
-            of_rows = {name: _rank(each) for name, each in ranks[model.adapter_part].items()}
+            factors = {name: _rank(each) for name, each in ranks[model.adapter_part].items()}
             merged = {
-                part: {name for name in names if part != model.adapter_part or not of_rows[name]}
+                part: {name for name in names if part != model.adapter_part or not factors[name]}
                 for part, names in ranks.items()
             }
             each = {
@@ -285,7 +351,7 @@ class Adapters:
                 if part in shapes
             }
             memory = {part: sum(jax.tree.leaves(of)) for part, of in each.items()}
-            self._costs[key] = Cost(max(of_rows.values(), default=0), memory)
+            self._costs[key] = Cost(max(factors.values(), default=0), memory)
         return self._costs[key]
 
     def hashes(self, *texts: str) -> dict[str, str]:

@@ -209,7 +209,7 @@ class LatentModel:
 
     @property
     def adapter_part(self) -> str:
-        """The component whose dense layers LoRAs may be rows beside; "" of a UNet, which is small
+        """The component whose dense layers LoRAs may bring factors to; "" of a UNet, which is small
         enough to merge them into copies."""
         return self.denoiser if self.denoiser in self.rounded else ""
 

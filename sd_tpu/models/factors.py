@@ -5,15 +5,17 @@ exchanged in its graph, and the names of its parameters stay (decision 0031).
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
+from sd_tpu.checkpoint.adapters import LowRank
 from sd_tpu.checkpoint.division import WHOLE
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.models.layers import Linear
@@ -23,6 +25,8 @@ from sd_tpu.models.products import matmul
 # A layer's name -> "A" [in, rank], "B" [rank, out]; with an axis of pictures in front, if each has
 # its own.
 Factors = Mapping[str, Mapping[str, Any]]
+# A LoRA, as what it adds to kernels by the layers' names, and how strong it is.
+Scaled = tuple[Mapping[str, LowRank], float]
 FACTORS = {"A": "lora_A", "B": "lora_B"}  # what they are called among a layer's parameters
 
 
@@ -126,6 +130,28 @@ def factor_shapes(layers: Mapping[str, Layer], rank: int, dtype: Any) -> Factors
         }
         for name, layer in layers.items()
     }
+
+
+def joined(
+    name: str, loras: Sequence[Scaled], shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, np.ndarray]:
+    """Return the factors that several LoRAs add to a layer, side by side in NumPy's arrays.
+
+    Args:
+        name: of the layer.
+        loras: all of which change it.
+        shapes: of its factors, up to whose rank zeros fill them up; with strengths multiplied in,
+            the numbers are finite in their dtype.
+    """
+    found = {factor: np.zeros(shape.shape, shape.dtype) for factor, shape in shapes.items()}
+    first = 0
+    for lora, strength in loras:
+        left, right, scale = lora[name]
+        last = first + len(right)
+        found["A"][:, first:last] = left
+        found["B"][first:last] = strength * scale * right.astype(np.float32)
+        first = last
+    return found
 
 
 def factor_divisions(layers: Mapping[str, Layer], divisions: Params) -> Factors:

@@ -26,6 +26,7 @@ from sd_tpu.checkpoint.division import Division, undivided
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
 from sd_tpu.memory import return_freed_memory
+from sd_tpu.models.factors import Scaled, joined
 from sd_tpu.runtime.compiler import compiler_options
 from sd_tpu.runtime.mesh import REPLICATED, SPLIT, replicas, replicated, split
 from sd_tpu.runtime.slots import (
@@ -205,46 +206,33 @@ class Programs:
         ]
         for turn in itertools.zip_longest(*queues, fillvalue=(share, {})):
             factors = {
-                name: {
-                    factor: self._factors([its.get(name, {}).get(factor) for _, its in turn], *leaf)
-                    for factor, leaf in leaves.items()
-                }
-                for name, leaves in self._adapter_leaves.items()
+                name: self._factors(name, [its.get(name, ()) for _, its in turn], shapes)
+                for name, shapes in self.model.adapter_shapes.items()
             }
             slot = jax.device_put(np.array([slot for slot, _ in turn], np.int32), split(self.mesh))
-            adapters = self._place(adapters, factors, slot)
+            # Those of the next pictures come when these are in their slots: there is memory for
+            # one on each replica.
+            adapters = jax.block_until_ready(self._place(adapters, factors, slot))
+            del factors
         return adapters
-
-    @property
-    def _adapter_leaves(self) -> dict[str, dict[str, tuple[Any, Any, Any]]]:
-        """Shape, division and sharding of each factor, by layer."""
-        return {
-            name: {
-                factor: (
-                    shape,
-                    self._adapter_divisions[name][factor],
-                    self.adapter_shardings[name][factor],
-                )
-                for factor, shape in shapes.items()
-            }
-            for name, shapes in self.model.adapter_shapes.items()
-        }
 
     def _factors(
         self,
-        found: Sequence[np.ndarray | None],
-        shape: jax.ShapeDtypeStruct,
-        division: Division,
-        where: NamedSharding,
-    ) -> jax.Array:
-        """Return a factor of one picture on each replica, zeros where there is none."""
-        none = np.zeros(shape.shape, shape.dtype)
-        each: list[Any] = [none if one is None else division.in_order(one) for one in found]
-        return jax.make_array_from_callback(
-            (len(each), *shape.shape),
-            where,
-            lambda index: each[index[0].start or 0][index[1:]][None],  # ty: ignore[not-subscriptable]
-        )
+        name: str,
+        loras: Sequence[Sequence[Scaled]],
+        shapes: Mapping[str, jax.ShapeDtypeStruct],
+    ) -> dict[str, jax.Array]:
+        """Return a layer's factors of one picture on each replica, zeros where it has no LoRAs."""
+        none = joined(name, (), shapes)
+        each = [joined(name, its, shapes) if its else none for its in loras]
+        return {
+            factor: _by_replica(
+                [its[factor] for its in each],
+                self._adapter_divisions[name][factor],
+                self.adapter_shardings[name][factor],
+            )
+            for factor in shapes
+        }
 
     def gather(self, entering: Mapping[int, SlotInputs | None]) -> SlotInputs:
         """Return the arguments of the compiled `encode` for these images, by replica.
@@ -551,6 +539,18 @@ def shardings(mesh: Mesh, divisions: Params, *, stacked: bool) -> Params:
     return jax.tree.map(
         lambda division: division.sharding(split(mesh) if stacked else replicated(mesh), stacked),
         divisions,
+    )
+
+
+def _by_replica(
+    arrays: Sequence[np.ndarray], division: Division, where: NamedSharding
+) -> jax.Array:
+    """Put an array on each replica, all of one shape."""
+    each: list[Any] = [division.in_order(one) for one in arrays]
+    return jax.make_array_from_callback(
+        (len(each), *arrays[0].shape),
+        where,
+        lambda index: each[index[0].start or 0][index[1:]][None],  # ty: ignore[not-subscriptable]
     )
 
 

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int32, PyTree, Shaped, UInt8, UInt32
 
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.model import Model
+from sd_tpu.models.factors import Scaled
 from sd_tpu.models.platform import only_if
 from sd_tpu.sampling.samplers import COLUMNS, HISTORY, Table, with_forecasts
 
@@ -172,8 +173,8 @@ class SlotInputs:
     fresh: Bool[Any, "*S"]  # False leaves the slot alone
     pictures: dict[str, Shaped[Any, "H W 3"]] | None = None
     noise: Float[Any, "h w C"] | None = None  # over a start picture
-    # Factors of the picture's LoRAs, of those layers in the model's adapter_shapes that they change
-    adapters: Mapping[str, Mapping[str, np.ndarray]] | None = None
+    # The picture's LoRAs by those layers in the model's adapter_shapes to which they bring factors
+    adapters: Mapping[str, Sequence[Scaled]] | None = None
 
     @classmethod
     def of(

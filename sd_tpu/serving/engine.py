@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
@@ -31,7 +31,7 @@ from sd_tpu.families.adapters import Adapters
 from sd_tpu.families.extra_network import ExtraNetwork
 from sd_tpu.families.latent_diffusion import REFERENCE
 from sd_tpu.families.model import Model
-from sd_tpu.models.factors import Factors
+from sd_tpu.models.factors import Scaled
 from sd_tpu.runtime.dtype import chosen_dtype
 from sd_tpu.runtime.mesh import device_bytes, make_mesh, replicas
 from sd_tpu.runtime.programs import ImageEncoder, Programs
@@ -245,7 +245,6 @@ class Engine(EngineClient):
         try:
             for index, picture in resolved.pictures.items():
                 batches[index] = self._batch(picture)
-            adapters = {index: self._factors(each) for index, each in resolved.pictures.items()}
             tickets = [
                 Ticket(
                     job=number,
@@ -258,15 +257,20 @@ class Engine(EngineClient):
                     encoders=self._encoders(picture, slot),
                     kinds=slot.kinds,
                     previews=previews and not picture.tiling,
-                    slot_inputs=dataclasses.replace(slot, adapters=adapters[index]),
+                    slot_inputs=slot,
                 )
                 for index, picture in resolved.pictures.items()
                 for where, slot in zip(
                     tile_indices(request, index, picture.tiling), picture.slots, strict=True
                 )
             ]
+            if any(each.adapters for each in resolved.pictures.values()):
+                with self._change:  # before files are read for what there is no room for
+                    self._take(partial(self.scheduler.check_room, tickets))
+                tickets = self._with_factors(tickets, resolved)
             with self._change:
-                self._take(tickets, resolved.steps)
+                submit, now = self.scheduler.submit, time.monotonic()
+                self._take(partial(submit, tickets, now, steps=resolved.steps))
                 job = self._jobs[number] = Job(
                     request, number, client, self._cancel, canvases, address, tilings
                 )
@@ -276,8 +280,8 @@ class Engine(EngineClient):
             del self._submitting[number]
         return job
 
-    def _factors(self, picture: ResolvedPicture) -> Factors | None:
-        """Return the factors of its LoRAs that a picture brings into its slots.
+    def _factors(self, picture: ResolvedPicture) -> Mapping[str, Sequence[Scaled]] | None:
+        """Return the LoRAs of which a picture brings factors into its slots, by layer.
 
         Raises:
             RequestError: a file is damaged, or is of another rank than it was.
@@ -286,19 +290,30 @@ class Engine(EngineClient):
             return None
         checkpoint = self.catalog.opened(picture.weights.root.name).checkpoint
         with as_request_errors():
-            found = self.adapters.rows(
-                picture.adapters, checkpoint.model, checkpoint.parameters.shapes
+            return self.adapters.factors(
+                picture.adapters,
+                picture.batch.adapter_rank,
+                checkpoint.model,
+                checkpoint.parameters.shapes,
             )
-            if {its["A"].shape[1] for its in found.values()} != {picture.batch.adapter_rank}:
-                raise CheckpointError("A LoRA has been written anew; please ask for it again.")
-        return found
 
-    def _take(self, tickets: Sequence[Ticket], steps: int) -> None:
-        """Have tickets wait, or raise the error of `queue`. Needs the lock."""
+    def _with_factors(self, tickets: Sequence[Ticket], resolved: ResolvedRequest) -> list[Ticket]:
+        """Return a request's tickets with the LoRAs of `_factors`; raises its error."""
+        pictures = resolved.pictures.values()
+        each = chain.from_iterable([self._factors(one)] * len(one.slots) for one in pictures)
+        return [
+            dataclasses.replace(
+                ticket, slot_inputs=dataclasses.replace(ticket.slot_inputs, adapters=adapters)
+            )
+            for ticket, adapters in zip(tickets, each, strict=True)
+        ]
+
+    def _take(self, take: Callable[[], None]) -> None:
+        """Have the scheduler take tickets, or raise the error of `queue`. Needs the lock."""
         if self._closed or self._draining:
             raise Closing("The server is shutting down.")
         try:
-            self.scheduler.submit(tickets, time.monotonic(), steps=steps)
+            take()
         except Busy:
             self.tally.refused += 1
             raise
@@ -505,8 +520,12 @@ class Engine(EngineClient):
             self._batches[key] = self._batches.pop(key)  # the last is that asked about last
         else:
             group, pictures = self._group, 2 * SLOTS
-            if key.adapter_rank:  # such slots are large: there are as many as one client can fill
-                group, pictures = _adapter_group(group, key.adapter_rank, key.guided), SLOTS
+            if key.adapter_rank:
+                if self.mesh.devices.flat[0].platform == "tpu":
+                    group = _adapter_group(group, key.adapter_rank, key.guided)
+                # Such slots are large: there are so many that a client, who may have half of them,
+                # has work for every replica.
+                pictures = max(SLOTS, 2 * self._replicas)
             slots = _slots(self._replicas, group, pictures)
             kind = self._kind(picture)
             assert kind.model.shape_key == key.shape_key
@@ -716,12 +735,13 @@ def _slots_memory(
     model: Model, height: int, width: int, slots: int, divisions: Params | None = None
 ) -> int:
     """Return the bytes of a replica's slots on each chip; there are two while they change, but for
-    adapters, of which each chip has the share that it has of the layers beside them."""
+    adapters: of those that enter there is one more, and of all of them each chip has the share
+    that it has of the layers beside them."""
     shape = model.latent_shape(height, width)
     empty = jax.eval_shape(partial(empty_slots, model, slots, shape))
     adapters = divisions and model.adapter_divisions(divisions)
     rest = dataclasses.replace(empty, adapters={})
-    return 2 * bytes_of(rest) + slots * bytes_of(model.adapter_shapes, adapters)
+    return 2 * bytes_of(rest) + (slots + 1) * bytes_of(model.adapter_shapes, adapters)
 
 
 def _accelerator_group(replicas: int) -> int:
@@ -730,8 +750,8 @@ def _accelerator_group(replicas: int) -> int:
 
 
 def _adapter_group(group: int, rank: int, guided: bool) -> int:
-    """Return how many of `group` slots a replica steps together where each brings factors of a
-    rank: as many as MATRIX_UNIT rows hold."""
+    """Return how many of `group` slots a replica of TPUs steps together where each brings factors
+    of a rank: as many as MATRIX_UNIT rows hold."""
     return max(1, min(group, MATRIX_UNIT // (rank * lanes_of(1, guided))))
 
 

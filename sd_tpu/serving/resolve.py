@@ -177,7 +177,8 @@ class Resolver:
         )
 
     def estimated(self, picture: Picture) -> ResolvedPicture:
-        """Resolve a picture as far as its time depends on it, reading no file.
+        """Resolve a picture as far as its time depends on it, reading no file: of LoRAs what is
+        known of them already.
 
         Raises:
             ValueError: it cannot be drawn, or depends on how large its reference pictures are.
@@ -190,9 +191,17 @@ class Resolver:
         checkpoint = self._catalog.open(picture.model).checkpoint
         slot, networks = self.slot_inputs(checkpoint, picture), self._catalog.networks(picture)
         weights, texts = self._weights(picture, networks, ())
+        parameters = checkpoint.parameters
+        rank = self._adapters.known_rank(
+            picture.prompt,
+            picture.negative_prompt,
+            shapes=parameters.shapes,
+            divisions=parameters.divisions,
+        )
+        key = _batch_key(checkpoint, picture, networks, weights, slot)
         return ResolvedPicture(
             picture=picture,
-            batch=_batch_key(checkpoint, picture, networks, weights, slot),
+            batch=dataclasses.replace(key, adapter_rank=rank),
             weights=weights,
             texts=texts,
             slots=(slot,) * (len(tiling) if tiling else 1),

@@ -2,6 +2,9 @@
 
 import dataclasses
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,11 +15,17 @@ from safetensors.torch import save_file
 
 from benchmarks.report import count_compilations
 from sd_tpu.checkpoint import weights
+from sd_tpu.checkpoint.adapters import read_lora
+from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.division import bytes_of
-from sd_tpu.families.adapters import RANKS, Cost
+from sd_tpu.families.adapters import RANKS, Adapters, Cost
+from sd_tpu.models.factors import joined
 from sd_tpu.models.layers import Linear
 from sd_tpu.request import Request
+from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.serving.engine import SLOTS, Engine, _adapter_group
+from sd_tpu.serving.plan import Account
+from sd_tpu.serving.scheduler import Busy, Limits, _BatchState
 from sd_tpu.settings import RequestError
 from tests.support import z_image
 from tests.support.pictures import SIDE, drawn, pictures_of
@@ -95,6 +104,22 @@ def cost(engine, *names: str) -> Cost:
     )
 
 
+def factors(engine, *strengths: tuple[str, float], own: Adapters | None = None):
+    checkpoint = engine.checkpoint
+    adapters = own or engine.adapters
+    return adapters.factors(strengths, 64, checkpoint.model, checkpoint.parameters.shapes)
+
+
+def batch_on_eight(engine, picture, group: int):
+    """The batch of a picture on eight replicas, of which nothing is compiled."""
+    catalog, adapters = engine.catalog, engine.adapters
+    other = Engine(catalog, make_mesh(8, 1), group=group, adapters=adapters)
+    try:
+        return other._batch(picture)
+    finally:
+        other.worker.close()
+
+
 @pytest.mark.slow("compiles Z-Image twice, and draws 17 pictures")
 def test_eight_loras_of_other_ranks_are_drawn_in_one_batch_as_each_is_alone(engine):
     (plain,) = drawn(engine, {}, ASKED)
@@ -120,10 +145,11 @@ def test_factors_of_slots_are_counted_and_those_of_others_cost_nothing(engine):
     guided = [batch for batch in engine.worker._programs if batch.guided]
     plain, batch = sorted(guided, key=lambda each: each.adapter_rank)
     assert not jax.tree.leaves(engine.worker._slots[plain].adapters)
-    factors = bytes_of(engine.worker._slots[batch].adapters)
     model = engine.worker._programs[batch].model
-    assert factors == SLOTS * bytes_of(model.adapter_shapes)
-    assert batch.memory == factors + plain.memory * batch.slots // plain.slots
+    of_one = bytes_of(model.adapter_shapes)
+    assert bytes_of(engine.worker._slots[batch].adapters) == SLOTS * of_one
+    # Those of a picture that enters lie beside those of all slots.
+    assert batch.memory == (SLOTS + 1) * of_one + plain.memory * batch.slots // plain.slots
     assert engine.scheduler._memory.used(0) == sum(
         getattr(each, "memory", 0)
         for each in (*engine.worker._programs, engine.weights, engine.texts)
@@ -149,29 +175,117 @@ def test_as_many_are_stepped_together_as_a_matrix_unit_has_rows_for():
     assert found == [[4, 2, 1], [4, 1, 1]] and _adapter_group(1, 16, False) == 1
 
 
+def test_a_batch_has_slots_enough_that_one_client_has_work_for_every_replica(engine):
+    (picture,) = engine.resolver.resolve(asked(engine, prompts("rank 4"))).pictures.values()
+    for group in (1, 2):
+        batch = batch_on_eight(engine, picture, group)
+        # A matrix unit is a TPU's: elsewhere as many are stepped together as of other pictures.
+        assert (batch.group, batch.adapter_rank) == (group, 64)
+        state, account = _BatchState(batch, 8, 0.0), Account("here", "she")
+        ticket = SimpleNamespace(account=account)
+        taken = 0
+        while state.has_room_for(account):
+            state.slots[taken] = SimpleNamespace(ticket=ticket)
+            taken += 1
+        assert taken >= 8
+
+
 def test_several_loras_of_a_picture_lie_side_by_side_as_one_of_their_sum(engine, folder):
     first, second = (f"rank {rank}" for rank in (4, 8))
-    found = engine.adapters.rows(
-        ((first, 0.5), (second, 2.0)), engine.checkpoint.model, engine.checkpoint.parameters.shapes
-    )
-    assert found.keys() == {*LAYERS[4], *LAYERS[8]}
-    twice = engine.adapters.rows(
-        ((first, 0.5), ("both", 2.0)), engine.checkpoint.model, engine.checkpoint.parameters.shapes
-    )
+    assert factors(engine, (first, 0.5), (second, 2.0)).keys() == {*LAYERS[4], *LAYERS[8]}
+    twice = factors(engine, (first, 0.5), ("both", 2.0))
+    checkpoint = engine.checkpoint
+    adapted = checkpoint.model.with_adapters(checkpoint.parameters.shapes, RANKS[0])
     sums = {}
     for name in LAYERS[4]:
-        its = twice[name]
+        its = joined(name, twice[name], adapted.adapter_shapes[name])
         assert its["A"].shape[1] == its["B"].shape[0] == RANKS[0]
         assert not its["A"][:, 9:].any() and its["A"][:, :9].any(axis=0).all()
         sums[name] = its["A"] @ its["B"]
     for name, strength in ((first, 0.5), ("both", 2.0)):
-        tensors = engine.adapters._deltas(((name, strength),), engine.checkpoint.parameters.shapes)[
+        tensors = engine.adapters._deltas(((name, strength),), checkpoint.parameters.shapes)[
             "transformer"
         ]
         for layer in LAYERS[4]:
             ((delta, _),) = tensors[f"{layer}.weight"]
             sums[layer] -= strength * delta.scale * (delta.left @ delta.right)
     assert all(np.abs(rest).max() < 1e-5 for rest in sums.values())
+
+
+def test_a_file_is_kept_once_at_its_own_rank_whatever_its_strengths(engine, folder, monkeypatch):
+    read, own = [], Adapters(folder)
+    monkeypatch.setattr(
+        "sd_tpu.families.adapters.read_lora", lambda *given: read.append(given) or read_lora(*given)
+    )
+    found = [factors(engine, ("rank 4", strength), own=own) for strength in (0.5, 2.0)]
+    found.append(factors(engine, ("rank 4", 1.0), ("rank 8", 0.5), own=own))
+    assert [path.stem for path, _ in read] == ["rank 4", "rank 8"]
+    for layer in LAYERS[4]:
+        kept = [lora[layer] for each in found for lora, _ in each[layer]]
+        assert len(kept) == 3 and len({id(each) for each in kept}) == 1
+        assert kept[0].left.shape[1] == len(kept[0].right) == 4
+    del found, kept
+    assert not own._read
+
+
+def test_a_file_that_is_kept_for_one_model_is_looked_at_anew_for_another(engine, folder):
+    kept = factors(engine, ("rank 4", 1.0))
+    wider = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(tuple(2 * side for side in leaf.shape), leaf.dtype),
+        engine.checkpoint.parameters.shapes,
+    )
+    assert kept
+    with pytest.raises(CheckpointError, match="rank 4"):
+        engine.adapters.factors((("rank 4", 1.0),), 64, engine.checkpoint.model, wider)
+
+
+def test_while_one_file_is_read_others_are_not_waited_for(engine, folder, monkeypatch):
+    begun, go_on, own = threading.Event(), threading.Event(), Adapters(folder)
+
+    def slow(path, shapes):
+        if path.stem == "rank 4":
+            begun.set()
+            assert go_on.wait(60)
+        return read_lora(path, shapes)
+
+    monkeypatch.setattr("sd_tpu.families.adapters.read_lora", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(factors, engine, ("rank 4", 1.0), own=own)
+        try:
+            assert begun.wait(60)
+            second = threads.submit(factors, engine, ("rank 8", 1.0), own=own)
+            assert second.result(20).keys() == {*LAYERS[8]}
+            assert not first.done()
+        finally:
+            go_on.set()
+        assert first.result(60).keys() == {*LAYERS[4]}
+
+
+def test_no_file_is_read_for_a_request_that_is_refused(engine, monkeypatch):
+    resolved, read = engine.resolver.resolve(asked(engine, prompts("rank 4"))), []
+    monkeypatch.setattr(engine.adapters, "factors", lambda *given: read.append(given) or {})
+    monkeypatch.setattr(engine.scheduler, "limits", Limits(client_pictures=0))
+    refused = engine.tally.refused
+    with pytest.raises(Busy):
+        engine.queue(resolved)
+    assert not read and engine.tally.refused == refused + 1
+
+
+def test_an_estimate_is_for_the_batch_that_draws_with_loras_once_these_are_known(
+    engine, folder, monkeypatch
+):
+    (folder / "unknown.safetensors").write_bytes((folder / "rank 4.safetensors").read_bytes())
+    engine.adapters.look_again()
+    picture = asked(engine, prompts("unknown")).picture(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("sd_tpu.families.adapters.changed_by_lora", refuse := lambda *given: 1 / 0)
+        patch.setattr("sd_tpu.families.adapters.read_alias", refuse)
+        for text in ("<lora:unknown:0.7>", "<lora:nobody's>", "<lora:un"):
+            other = dataclasses.replace(picture, prompt=f"a cat {text}")
+            assert engine.resolver.estimated(other).batch.adapter_rank == 0
+    resolved = engine.resolver.resolve(asked(engine, prompts("unknown"))).pictures[0]
+    assert engine.resolver.estimated(picture).batch == resolved.batch
+    assert resolved.batch.adapter_rank == 64
 
 
 def test_ranks_are_filled_up_to_those_that_programs_are_compiled_for(engine):
