@@ -521,8 +521,8 @@ class Engine(EngineClient):
         else:
             group, pictures = self._group, 2 * SLOTS
             if key.adapter_rank:
-                if self.mesh.devices.flat[0].platform == "tpu":
-                    group = _adapter_group(group, key.adapter_rank, key.guided)
+                platform = self.mesh.devices.flat[0].platform
+                group = _adapter_group(group, key.adapter_rank, key.guided, platform)
                 # Such slots are large: there are so many that a client, who may have half of them,
                 # has work for every replica.
                 pictures = max(SLOTS, 2 * self._replicas)
@@ -749,9 +749,11 @@ def _accelerator_group(replicas: int) -> int:
     return min(ACCELERATOR_GROUP, max(1, SLOTS // replicas))
 
 
-def _adapter_group(group: int, rank: int, guided: bool) -> int:
-    """Return how many of `group` slots a replica of TPUs steps together where each brings factors
-    of a rank: as many as MATRIX_UNIT rows hold."""
+def _adapter_group(group: int, rank: int, guided: bool, platform: str) -> int:
+    """Return how many of `group` slots a replica steps together where each brings factors of a
+    rank: on TPUs as many as MATRIX_UNIT rows hold."""
+    if platform != "tpu":
+        return group
     return max(1, min(group, MATRIX_UNIT // (rank * lanes_of(1, guided))))
 
 

@@ -170,9 +170,11 @@ def test_what_can_never_fit_beside_the_model_is_refused(engine):
 
 def test_as_many_are_stepped_together_as_a_matrix_unit_has_rows_for():
     found = [
-        [_adapter_group(4, rank, guided) for rank in (16, 64, 128)] for guided in (False, True)
+        [_adapter_group(4, rank, guided, "tpu") for rank in (16, 64, 128)]
+        for guided in (False, True)
     ]
-    assert found == [[4, 2, 1], [4, 1, 1]] and _adapter_group(1, 16, False) == 1
+    assert found == [[4, 2, 1], [4, 1, 1]] and _adapter_group(1, 16, False, "tpu") == 1
+    assert [_adapter_group(4, 128, True, platform) for platform in ("gpu", "cpu")] == [4, 4]
 
 
 def test_a_batch_has_slots_enough_that_one_client_has_work_for_every_replica(engine):
