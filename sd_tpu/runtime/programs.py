@@ -223,8 +223,7 @@ class Programs:
         shapes: Mapping[str, jax.ShapeDtypeStruct],
     ) -> dict[str, jax.Array]:
         """Return a layer's factors of one picture on each replica, zeros where it has no LoRAs."""
-        none = joined(name, (), shapes)
-        each = [joined(name, its, shapes) if its else none for its in loras]
+        each = [joined(name, its, shapes) for its in loras]
         return {
             factor: _by_replica(
                 [its[factor] for its in each],
