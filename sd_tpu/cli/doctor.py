@@ -83,6 +83,7 @@ def _problems_of_model(args: argparse.Namespace, devices: list[Device]) -> list[
     if needed <= room:
         return []
     each = f" of each of {chips} chips" if chips > 1 else ""
+    alone = " on a replica by itself" if number > chips else ""  # beside others it takes more
     helps = {
         "--dtype bfloat16 halves that": dtype == "float32",
         "--no-t5 leaves its largest text encoder out": args.t5
@@ -94,7 +95,7 @@ def _problems_of_model(args: argparse.Namespace, devices: list[Device]) -> list[
         "a larger device is needed, or a smaller model"
     )
     return [
-        f"The weights of {args.model} take {needed / 1e9:.1f} GB{each} at once, and "
+        f"The weights of {args.model} take {needed / 1e9:.1f} GB{each} at once{alone}, and "
         f"{room / 1e9:.1f} GB of a device are for what stays there: {advice}."
     ]
 

@@ -209,6 +209,10 @@ def test_the_command_says_what_is_here_and_what_is_wrong(machine, monkeypatch, c
     assert told.endswith("\nNothing is wrong here.\n")
     code, told = run(capsys, "--memory", "0.001", "--dtype", "float32")
     assert code == 1 and told.splitlines()[-1].endswith(": --dtype bfloat16 halves that.")
+    flags = "--memory", "0.001", "--devices"
+    monkeypatch.setattr(command, "_asked", lambda: ([CPU], ""))
+    for number, sentence in ((1, "at once, and"), (2, "at once on a replica by itself, and")):
+        assert sentence in run(capsys, *flags, str(number))[1]
 
 
 @pytest.mark.parametrize(
