@@ -49,7 +49,8 @@ from sd_tpu.runtime.slots import (
     stack_slot_inputs,
 )
 
-KEPT_BYTES = 16 * 2**20  # of encodings that an encoder remembers; of 1024x1024 pixels one has 2**18
+# Of encodings that an encoder remembers; of 1024x1024 pixels one has 2**18.
+ENCODINGS_BYTES = 16 * 2**20
 Key = tuple[Hashable, bytes]  # whose parameters encode a picture, and the picture's hash
 
 
@@ -383,8 +384,8 @@ class TextEncoder:
 class ImageEncoder:
     """Encoder of start and reference pictures of one size.
 
-    `compile` or else the first call compiles it. What it made last it keeps, up to KEPT_BYTES, so
-    that pictures that many images share are encoded once.
+    `compile` or else the first call compiles it. What it made last it keeps, up to ENCODINGS_BYTES,
+    so that pictures that many images share are encoded once.
     """
 
     def __init__(
@@ -492,7 +493,7 @@ class ImageEncoder:
     def _keep(self, used: Mapping[Key, np.ndarray]) -> None:
         """Keep the encodings that were used last, as far as there is room."""
         self._kept = {**{key: one for key, one in self._kept.items() if key not in used}, **used}
-        excess = sum(one.nbytes for one in self._kept.values()) - KEPT_BYTES
+        excess = sum(one.nbytes for one in self._kept.values()) - ENCODINGS_BYTES
         while excess > 0:
             excess -= self._kept.pop(next(iter(self._kept))).nbytes
 

@@ -601,7 +601,7 @@ def test_an_encoder_keeps_what_was_used_last_as_far_as_there_is_room(sd1, monkey
     encoder = ImageEncoder(
         lambda params, image: image, make_mesh(1), {}, height=4, width=4, network_dtype=jnp.float32
     )
-    monkeypatch.setattr(programs_module, "KEPT_BYTES", 2 * 4 * 4 * 3 * 4)
+    monkeypatch.setattr(programs_module, "ENCODINGS_BYTES", 2 * 4 * 4 * 3 * 4)
     encoded, encode, empty = [], ImageEncoder._encode, enter(sd1[0], *DIFFERENT[0])
     monkeypatch.setattr(
         ImageEncoder,
