@@ -84,6 +84,7 @@ SLOTS = 8
 # v5e 5% less than eights (decision 0009).
 ACCELERATOR_GROUP = 4
 MATRIX_UNIT = 128  # rows of numbers that a TPU multiplies by at once; v6e's has twice as many
+WRITTEN_ANEW = "its files have been written anew; please ask for it again."
 MAX_SIZES = 512  # of models that somebody has asked about and nobody draws
 
 
@@ -241,8 +242,8 @@ class Engine(EngineClient):
         tilings = {index: each.tiling for index, each in resolved.pictures.items() if each.tiling}
         canvases = {index: each.canvas for index, each in resolved.pictures.items() if each.canvas}
         batches = self._submitting[number] = {}  # which are not forgotten meanwhile
-        prompts = {index: self._prompt(each) for index, each in resolved.pictures.items()}
         try:
+            prompts = {index: self._prompt(each) for index, each in resolved.pictures.items()}
             for index, picture in resolved.pictures.items():
                 batches[index] = self._batch(picture)
             tickets = [
@@ -492,11 +493,13 @@ class Engine(EngineClient):
                 parameters.divisions,
             )
         if weights not in (opened.weights, opened.texts):
-            raise CheckpointError("its files have been written anew; please ask for it again.")
+            raise CheckpointError(WRITTEN_ANEW)
         tiny = parameters.decoder
         try:
+            _check_unchanged(opened)
             with paths_within(parameters.source.parent, tiny.folder.parent if tiny else None):
                 params = parameters.load(sharding, leading=True)
+            _check_unchanged(opened)  # nor while they were read
         except Exception:
             self.catalog.forget(weights.name)
             raise
@@ -742,6 +745,16 @@ def _slots_memory(
     adapters = divisions and model.adapter_divisions(divisions)
     rest = dataclasses.replace(empty, adapters={})
     return 2 * bytes_of(rest) + (slots + 1) * bytes_of(model.adapter_shapes, adapters)
+
+
+def _check_unchanged(opened: OpenedModel) -> None:
+    """Raise CheckpointError if a model's files are others than those that were opened.
+
+    Its parts are read apart, and could else be of two states of the files. Of files that are gone
+    reading itself says so.
+    """
+    if opened.checkpoint.parameters.written() not in ((), opened.written):
+        raise CheckpointError(WRITTEN_ANEW)
 
 
 def _accelerator_group(replicas: int) -> int:

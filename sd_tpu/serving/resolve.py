@@ -111,8 +111,10 @@ class ResolvedRequest:
 
     @property
     def weights(self) -> frozenset[Weights]:
-        """The parameters that its pictures are drawn with."""
-        return frozenset(each.weights for each in self.pictures.values())
+        """The parameters that its pictures are drawn with, and those that read its prompts."""
+        return frozenset(
+            weights for each in self.pictures.values() for weights in (each.weights, each.texts)
+        )
 
     def without(self, index: int) -> Self:
         """Return the rest of it, without the picture at `index`."""

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from sd_tpu.checkpoint.config import CheckpointError
+from sd_tpu.families.checkpoint import Parameters
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.plan import Weights
@@ -74,6 +76,30 @@ def test_where_both_fit_a_request_is_encoded_at_once_and_nothing_is_brought(whol
     assert sum(calls) == 2 and not loads
     drawn(whole, "five cats")
     assert sum(calls) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_parts_of_two_states_of_a_models_files_are_not_mixed(whole, monkeypatch, when):
+    """Text encoders are read long after what draws, and the files may be others by then."""
+    opened, name = whole.catalog.opened(""), whole.catalog.first
+    states = iter([opened.written] * (when == "while") + [((1, 1),)])
+    monkeypatch.setattr(Parameters, "written", lambda self: next(states))
+    monkeypatch.setattr(whole.catalog, "_stale", set())
+    with pytest.raises(CheckpointError, match="written anew"):
+        whole._read(whole.texts, whole.worker.weights.on([0]))
+    assert whole.catalog._stale == {name} and not [*states]
+
+
+def test_a_request_names_its_text_encoders_and_what_draws(whole):
+    request = Request.check({"prompts": ["a cat"]}, whole.catalog)
+    assert whole.resolver.resolve(request).weights == {whole.texts, whole.weights}
+
+
+def test_a_request_that_fails_on_its_way_is_not_remembered(whole, monkeypatch):
+    monkeypatch.setattr(whole, "_prompt", lambda picture: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        drawn(whole, "a cat")
+    assert not whole._submitting
 
 
 def test_loras_make_a_variant_of_the_part_that_they_change(checkpoints, tmp_path):
