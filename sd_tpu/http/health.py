@@ -73,6 +73,6 @@ class _Figures(Collector):
         seconds = CounterMetricFamily(
             "sd_tpu_seconds", "Of the engine's time, by what it did.", labels=["kind"]
         )
-        for kind in ("advance", "decode", "preview", "train", "compile", "load"):
+        for kind in ("encode", "advance", "decode", "preview", "train", "compile", "load"):
             seconds.add_metric([kind], tally.seconds[kind])
         yield seconds

@@ -96,6 +96,10 @@ class Prompt:
     # Bytes of what is made of them, on the host.
     memory: int = dataclasses.field(default=0, compare=False)
 
+    def __hash__(self) -> int:
+        """Hash the digest alone: each plan looks thousands up, and few differ in all but that."""
+        return hash(self.digest)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
@@ -208,4 +212,5 @@ class Report:
         default_factory=dict
     )
     error: str | None = None  # why nothing was drawn: the slots of the plan's batch are lost
-    unread: str | None = None  # why no prompt was encoded, and nothing drawn; no slot is lost
+    # Why prompts were not encoded; with any of them nothing was drawn, and no slot is lost.
+    unread: dict[Prompt, str] = dataclasses.field(default_factory=dict)

@@ -64,7 +64,8 @@ PREVIEW_ROW = 2  # the first after which a picture is worth looking at
 ADDRESS_SLOTS = 3  # that an address may have for each that is left free, of a batch
 MAX_BATCHES = 32  # compiled at a time: programs take memory of the host, which nobody counts
 MAX_SPARE = 16  # encoders that no picture needs
-KEPT_BYTES = 512 * 2**20  # of what is kept of prompts; of one for SD there are 0.2 MB, of Qwen3 16
+# Of what is kept of prompts; of one for SD 1.4 there are 0.2 MB, for FLUX.2 klein 16.
+KEPT_BYTES = 512 * 2**20
 SWITCH_SECONDS = 5.0  # that a replica keeps to its weights while others wait for room there
 TRAINING_SHARE = 0.1  # of the time, at most, while anything is drawn
 
@@ -220,7 +221,8 @@ class _Moves:
 
 @dataclasses.dataclass(frozen=True)
 class _Reservation:
-    """A replica that takes in no pictures but those that need what one picture needs."""
+    """A replica that takes in no pictures but those that need what one picture needs, or none but
+    that picture where it needs text encoders."""
 
     picture: _Picture
     item: Item  # for which there is no room
@@ -265,7 +267,10 @@ class Scheduler:
         self._encoder_states: dict[_AnyEncoder, _ProgramState] = {}  # last used, last
         self._kept = KeptPrompts(kept)
         self._lost: list[Prompt] = []  # that the worker may keep and nobody knows of
-        self._next: list[_Picture] | None = None  # as `_next_read` returns it
+        # As `_next_read`, `_unread_weights` and `_awaiting` return them, once for each plan.
+        self._next: list[_Picture] | None = None
+        self._unread_now: set[Weights] | None = None
+        self._awaited: dict[Weights, list[_Picture]] | None = None
         self._is_short = False  # whether a picture has found no room for what it needs
         self._loading: set[tuple[int, Weights]] = set()
         self._switched_at = [-math.inf] * replicas  # when a replica was last given other weights
@@ -434,7 +439,8 @@ class Scheduler:
                 self._vacate(picture)
                 self._finish(picture, now)
         moves = _Moves(forget=self._lost)
-        self._lost, self._next, self._is_short = [], None, False
+        self._lost, self._is_short = [], False
+        self._next = self._unread_now = self._awaited = None
         self._place_all(moves, now)
         self._forget_encoders(moves)
         self._place_training(moves)
@@ -456,12 +462,12 @@ class Scheduler:
         self._charge_encoded(report.encode_seconds)
         if report.unread:
             self._fail_unread(report.unread)
-        elif self._plan.batch and report.error:
+        if self._plan.batch and report.error:
             self._fail(
                 self._batch_states[self._plan.batch].pictures(),
                 Sentence("Making the pictures failed: {reason}", reason=report.error),
             )
-        elif self._plan.batch:
+        elif self._plan.batch and not report.unread:
             self._record_drawn(self._batch_states[self._plan.batch], report, now)
         elif self._plan.train and report.train_seconds is not None:
             self._step_seconds, self._drawn_seconds = report.train_seconds, 0.0
@@ -874,17 +880,40 @@ class Scheduler:
 
     def _needs_texts(self, texts: Weights, picture: _Picture | None) -> bool:
         """Whether text encoders have to stay when a picture, or a training, needs room."""
-        unread = [*self._unread(), *([picture.ticket.prompt] if picture else ())]
+        if texts in self._unread_weights():
+            return True
+        unread = [picture.ticket.prompt] if picture else []
         unread += [other.ticket.prompt for other in self._placed() if not other.entered]
         return any(prompt.weights == texts and prompt not in self._kept for prompt in unread)
+
+    def _unread_weights(self) -> set[Weights]:
+        """Return the text encoders of the prompts to encode, as they are while room is made."""
+        if self._unread_now is None:
+            self._unread_now = {prompt.weights for prompt in self._unread()}
+        return self._unread_now
 
     def _awaits_turn(self, replica: int, weights: Weights, picture: _Picture | None) -> bool:
         """Whether pictures wait for weights whose prompts are encoded, and no others come first."""
         return not self._comes_first(replica, picture) and any(
-            other.ticket.weights == weights and other.ticket.prompt in self._kept
-            for other in self._next_read()
-            if other.slot is None
+            other.slot is None for other in self._awaiting().get(weights, ())
         )
+
+    def _awaiting(self) -> dict[Weights, list[_Picture]]:
+        """Return the pictures that come next whose prompts are encoded, by what draws them.
+
+        They are as they are while room is made. Those behind a picture of their queue that text
+        encoders have to come for wait for these themselves, and are left out.
+        """
+        if self._awaited is None:
+            self._awaited, coming = {}, {*self._next_read()}
+            for (_, _, weights, _, texts), queue in self._waiting.items():
+                reads, awaiting = self._reads(texts), self._awaited.setdefault(weights, [])
+                for picture in itertools.takewhile(coming.__contains__, queue):
+                    if picture.ticket.prompt in self._kept:
+                        awaiting.append(picture)
+                    elif not reads:
+                        break
+        return self._awaited
 
     def _charge_encoded(self, seconds: float) -> None:
         """Charge the accounts whose prompts the plan has encoded."""
@@ -895,15 +924,19 @@ class Scheduler:
             {account: seconds * of / whose.total() for account, of in whose.items()}
         )
 
-    def _fail_unread(self, reason: str) -> None:
-        """Fail the jobs whose prompts the plan could not encode."""
-        read = {*self._plan.encode}
-        for prompt in read:
+    def _fail_unread(self, unread: Mapping[Prompt, str]) -> None:
+        """Fail the jobs whose prompts the plan could not encode, each for its reason."""
+        for prompt in unread:
             self._kept.remove(prompt)
-        self._fail(
-            [p for p in self._unfinished() if p.ticket.prompt in read and not p.entered],
-            Sentence("Making the pictures failed: {reason}", reason=reason),
-        )
+        for reason in dict.fromkeys(unread.values()):
+            self._fail(
+                [
+                    p
+                    for p in self._unfinished()
+                    if not p.entered and unread.get(p.ticket.prompt) == reason
+                ],
+                Sentence("Making the pictures failed: {reason}", reason=reason),
+            )
 
     # --- training -------------------------------------------------------------------------------
 
@@ -1121,7 +1154,8 @@ class Scheduler:
     def _to_load(self, picture: _Picture) -> set[Weights]:
         """Return the weights that a picture still needs, wherever they are."""
         drawing, prompt = picture.ticket.weights, picture.ticket.prompt
-        texts = () if prompt in self._kept else (*prompt.weights.needs, prompt.weights)
+        is_read = picture.entered or prompt in self._kept  # which may forget it after it entered
+        texts = () if is_read else (*prompt.weights.needs, prompt.weights)
         return {*drawing.needs, drawing, *texts}
 
     def _fail(self, pictures: Iterable[_Picture], message: Sentence) -> None:

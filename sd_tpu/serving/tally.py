@@ -16,7 +16,7 @@ class Tally:
         rows: of tables that slots have taken, with those of forecasts.
         refused: requests, because too much waited.
         ended: jobs, by how.
-        seconds: by what the devices or the host did: advance, decode, preview, train,
+        seconds: by what the devices or the host did: encode, advance, decode, preview, train,
             compile, load.
     """
 
@@ -29,8 +29,9 @@ class Tally:
     def record(self, plan: Plan, report: Report) -> None:
         """Add the results of a plan."""
         self.pictures += len(report.pictures)
-        if not report.error:
+        if not (report.error or report.unread):
             self.rows += sum(plan.rows.values())
+        self.seconds["encode"] += report.encode_seconds
         self.seconds["advance"] += report.advance_seconds
         self.seconds["decode"] += report.decode_seconds
         self.seconds["preview"] += report.preview_seconds

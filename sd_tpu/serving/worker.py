@@ -130,7 +130,7 @@ class Worker:
         for prompt in plan.forget:
             self._texts.pop(prompt, None)
         done: dict[str, Any] = self._encode_or_fail(plan.encode) if plan.encode else {}
-        if plan.batch and "unread" not in done:
+        if plan.batch and not done.get("unread"):
             done |= self._draw_or_fail(plan)
         elif plan.train:
             done |= {"train_seconds": self._train(plan.train)}
@@ -148,21 +148,22 @@ class Worker:
     # --- prompts --------------------------------------------------------------------------------
 
     def _encode_or_fail(self, prompts: Iterable[Prompt]) -> dict[str, Any]:
-        """Encode prompts and keep what is made of them."""
+        """Encode prompts and keep what is made of them; those of other encoders or weights go on
+        where some cannot be encoded."""
         together = defaultdict(list)
         for prompt in prompts:
             together[prompt.encoder, prompt.weights].append(prompt)
-        begun = time.monotonic()
-        try:
-            for (encoder, weights), alike in together.items():
+        begun, unread = time.monotonic(), dict[Prompt, str]()
+        for (encoder, weights), alike in together.items():
+            try:
                 params = self._everywhere(weights)
                 inputs = [prompt.inputs for prompt in alike]
                 made = self._text_encoders[encoder].encode(params, inputs)
                 self._texts |= zip(alike, made, strict=True)
-        except Exception as error:  # as in drawing
-            log.exception("prompts could not be encoded")
-            return {"unread": reason_of(error)}
-        return {"encode_seconds": time.monotonic() - begun}
+            except Exception as error:  # as in drawing
+                log.exception("prompts could not be encoded")
+                unread |= dict.fromkeys(alike, reason_of(error))
+        return {"encode_seconds": time.monotonic() - begun, "unread": unread}
 
     def _everywhere(self, weights: Weights) -> Params:
         """Assemble parameters that all replicas hold."""

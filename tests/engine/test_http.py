@@ -1239,7 +1239,8 @@ def test_figures_for_prometheus_count_what_is_drawn_and_say_nothing_of_it(
     assert grown["sd_tpu_pictures_total"] == 2 and grown["sd_tpu_rows_total"] == 6
     assert grown['sd_tpu_jobs_ended_total{how="done"}'] == 1
     assert grown['sd_tpu_seconds_total{kind="advance"}'] > 0
-    assert after['sd_tpu_seconds_total{kind="compile"}'] > 0
+    for kind in ("compile", "encode"):
+        assert after[f'sd_tpu_seconds_total{{kind="{kind}"}}'] > 0
     assert after["sd_tpu_jobs"] == after["sd_tpu_slots_occupied"] == 0
     assert after["process_resident_memory_bytes"] > 0
 

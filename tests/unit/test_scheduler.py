@@ -27,6 +27,7 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.latency import LatencyModel
+from sd_tpu.serving.memory import KeptPrompts
 from sd_tpu.serving.plan import (
     Batch,
     Compiled,
@@ -1084,8 +1085,9 @@ def test_prompts_that_cannot_be_encoded_fail_those_who_wrote_them(one):
     one.step()
     bad, waiting = one.ask("a", said="bad"), one.ask("b")
     plan = one.scheduler.schedule(one.now)
-    assert [prompt.digest for prompt in plan.encode] == [b"bad"]
-    one.scheduler.update(Report(unread="too much"), one.now)
+    (prompt,) = plan.encode
+    assert prompt.digest == b"bad"
+    one.scheduler.update(Report(unread={prompt: "too much"}), one.now)
     one.run()
     failed = Failed("Making the pictures failed: too much")
     assert (bad, failed) in [(job, each) for job in (bad, good) for each in one.told[job]]
@@ -1093,6 +1095,74 @@ def test_prompts_that_cannot_be_encoded_fail_those_who_wrote_them(one):
     drawn = one.ask("b", said="bad")
     one.run()
     assert one.over(drawn) and isinstance(one.told[drawn][-1], Done)
+
+
+def test_prompts_that_cannot_be_encoded_fail_no_others_of_the_plan(one):
+    jobs = {said: one.ask(said, said=said) for said in ("good", "bad", "worse")}
+    prompts = {prompt.digest.decode(): prompt for prompt in one.scheduler.schedule(one.now).encode}
+    assert prompts.keys() == jobs.keys()
+    reasons = {"bad": "too much", "worse": "too long"}
+    report = Report(unread={prompts[said]: reason for said, reason in reasons.items()})
+    one.kept.add(prompts["good"])  # which would be encoded twice if it were not known
+    one.scheduler.update(report, one.now)
+    one.run()
+    assert isinstance(one.told[jobs["good"]][-1], Done)
+    for said, reason in reasons.items():
+        assert one.told[jobs[said]][-1] == Failed(f"Making the pictures failed: {reason}")
+
+
+def test_a_step_of_training_counts_though_prompts_could_not_be_encoded(one):
+    one.scheduler.train(TRAINING)
+    assert one.scheduler.schedule(one.now).train == TRAINING
+    lost = Prompt(encoder=READER, weights=TEXTS, digest=b"")
+    one.scheduler.update(Report(unread={lost: "too much"}, train_seconds=3 * STEP), one.now)
+    assert one.scheduler._step_seconds == 3 * STEP
+    one.scheduler.schedule(one.now)
+    one.scheduler.update(Report(unread={lost: "too much"}), one.now)
+    assert one.scheduler.idle, "no step is left"
+
+
+def test_a_new_prompt_does_not_wait_for_pictures_behind_it():
+    """Those of a client are drawn in their order, so what draws need not stay for the second."""
+    devices = tight()
+    devices.took(devices.ask("a", said="a cat", texts=LARGE))
+    begun = devices.now
+    jobs = [devices.ask("a", steps=1, said=said, texts=LARGE) for said in ("a dog", "a cat")]
+    devices.run()
+    assert all(isinstance(devices.told[job][-1], Done) for job in jobs)
+    assert devices.now - begun < SWITCH_SECONDS
+
+
+def test_what_waits_is_looked_through_a_few_times_in_a_plan(monkeypatch):
+    """And not for each client: that would take seconds where hundreds of them wait."""
+    devices, looked = tight(), []
+    devices.took(devices.ask("known", said="a cat", texts=LARGE))
+    for number in range(60):
+        devices.ask(f"client {number}", texts=LARGE)
+    devices.ask("known", said="a cat", texts=LARGE)
+    contains = KeptPrompts.__contains__
+    monkeypatch.setattr(
+        KeptPrompts, "__contains__", lambda kept, one: looked.append(one) or contains(kept, one)
+    )
+    waiting = devices.scheduler.waiting
+    devices.scheduler.schedule(devices.now)
+    assert len(looked) < 10 * waiting
+
+
+def test_text_encoders_that_cannot_be_brought_fail_no_picture_that_is_drawn():
+    """Its prompt has been forgotten for others, and it needs none any more."""
+    devices = Devices(memory=TIGHT + 1, texts=None, keeps=1)
+    devices.took(devices.ask("a", texts=LARGE))
+    drawn = devices.ask("a", steps=1000, texts=LARGE)
+    devices.run(lambda: any(picture.entered for picture in devices.scheduler._placed()))
+    devices.took(devices.ask("b", steps=1, texts=FOREIGN))
+    devices.failing = {LARGE}
+    lost = devices.ask("c", texts=LARGE)
+    devices.run(lambda: devices.over(lost))
+    assert devices.told[lost][-1] == Failed("Loading the model failed: no memory")
+    assert not devices.over(drawn)
+    devices.run()
+    assert isinstance(devices.told[drawn][-1], Done)
 
 
 def test_text_encoders_that_cannot_be_brought_fail_those_who_need_them():

@@ -13,6 +13,7 @@ from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.division import Division
 from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.serving.plan import Batch, Plan, Prompt, TextEncoder, Ticket, Weights
+from sd_tpu.serving.tally import Tally
 from sd_tpu.serving.worker import Worker
 
 BATCH, BASE = (
@@ -254,8 +255,29 @@ def test_what_was_made_of_a_prompt_is_kept_for_pictures_until_it_is_forgotten(wo
 def test_prompts_that_cannot_be_encoded_lose_no_slot(worker):
     worker.execute(plan(enter={0: ticket(2.0)}, rows={0: 1}))
     report = worker.execute(plan(encode=(prompt(None),), rows={0: 1}, finish=(0,)))
-    assert report.unread == "MemoryError: too much" and not report.pictures and not report.error
+    assert report.unread == {prompt(None): "MemoryError: too much"}
+    assert not report.pictures and not report.error
     assert worker.execute(plan(rows={0: 1}, finish=(0,))).pictures == {0: grey(140)}
+
+
+def test_prompts_of_other_weights_are_encoded_where_some_cannot_be(worker):
+    others = [Weights(name=name, texts=True) for name in ("first", "last")]
+    for weights in others:
+        record_texts(worker, weights, 3.0)
+    first, last = (prompt(1.0, weights) for weights in others)
+    report = worker.execute(Plan(encode=(first, prompt(None), last)))
+    assert report.unread == {prompt(None): "MemoryError: too much"}
+    entering = {0: ticket(2.0, first), 1: ticket(3.0, last)}
+    report = worker.execute(plan(enter=entering, rows={0: 1, 1: 1}, finish=(0, 1)))
+    assert report.pictures == {0: grey(170), 1: grey(180)}
+
+
+def test_rows_that_prompts_kept_from_being_drawn_are_not_counted(worker):
+    tally, lost, drawn = Tally(), plan(encode=(prompt(None),), rows={0: 1}), plan(rows={0: 2})
+    tally.record(lost, worker.execute(lost))
+    assert tally.rows == 0 < tally.seconds["encode"]
+    tally.record(drawn, worker.execute(drawn))
+    assert tally.rows == 2
 
 
 def test_prompts_of_one_encoder_and_its_weights_are_encoded_together():
