@@ -1098,7 +1098,7 @@ def test_prompts_that_cannot_be_encoded_fail_those_who_wrote_them(one):
 
 
 def test_prompts_that_cannot_be_encoded_fail_no_others_of_the_plan(one):
-    jobs = {said: one.ask(said, said=said) for said in ("good", "bad", "worse")}
+    jobs = {said: one.ask("a", said=said) for said in ("good", "bad", "worse")}
     prompts = {prompt.digest.decode(): prompt for prompt in one.scheduler.schedule(one.now).encode}
     assert prompts.keys() == jobs.keys()
     reasons = {"bad": "too much", "worse": "too long"}
