@@ -1204,8 +1204,7 @@ def test_after_a_fault_prompts_are_encoded_anew(one):
 
 
 @TRAFFIC
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("keeps", [KEPT_BYTES, 20])
+@pytest.mark.parametrize(("count", "keeps"), [(1, KEPT_BYTES), (2, 20)])
 def test_a_day_of_traffic_with_a_model_that_does_not_fit_beside_its_encoders(count, keeps):
     devices, random = tight(count, keeps=keeps), np.random.default_rng(1)
     devices.encode = 0.06

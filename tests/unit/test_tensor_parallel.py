@@ -163,6 +163,7 @@ NETWORKS = {
 }
 
 
+COMPILES = pytest.mark.slow("compiles networks over several chips")
 DENOISERS = ["SD 3", "FLUX.1", "FLUX.2", "Z-Image", "Cosmos"]
 
 
@@ -238,7 +239,8 @@ def relative(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
-@pytest.mark.parametrize("chips", [2, 4, 8])
+@COMPILES
+@pytest.mark.parametrize("chips", [2, 8])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_chips_compute_together_what_one_does(name, chips):
     ours, there, exchanged = computed(name, chips)
@@ -267,12 +269,14 @@ def test_all_that_heads_and_feed_forward_layers_have_is_divided(name):
     assert not [x for x in whole if re.search(inside, x) and not re.search(outside, x)]
 
 
+@COMPILES
 @pytest.mark.parametrize("name", ["FLUX.1", "FLUX.2", "Qwen3"])
 def test_chips_compute_with_int8_what_one_does(name):
     ours, *_ = computed(name, 4, int8=True)
     assert relative(ours, alone(name, int8=True)) < 1e-5
 
 
+@COMPILES
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("name", ["FLUX.1", "FLUX.2", "Z-Image"])
 def test_adapters_are_merged_into_shares(name, int8):
@@ -344,15 +348,22 @@ def computed_with_rows(name: str, chips: int, *, int8: bool = False):
     return np.asarray(program(there, rows)), exchanged, held, counted
 
 
-@pytest.fixture(params=["cpu", "tpu"])
+@pytest.fixture
 def summed(request, monkeypatch) -> bool:
     """Whether layers add two products, as on CPUs, or compute one."""
     monkeypatch.setattr(factors_module, "platform", lambda: request.param)
     return request.param == "cpu"
 
 
+ON_CPUS = [(name, "cpu") for name in DENOISERS]  # the platform says whether layers are summed
+ON_TPUS = [(name, "tpu") for name in ("FLUX.2", "Z-Image")]
+
+
+@COMPILES
 @pytest.mark.parametrize(
-    ("name", "int8"), [*((name, False) for name in DENOISERS), ("FLUX.2", True)]
+    ("name", "summed", "int8"),
+    [*((*each, False) for each in ON_CPUS + ON_TPUS), ("FLUX.2", "cpu", True)],
+    indirect=["summed"],
 )
 def test_factors_beside_layers_are_what_is_merged_into_them(name, int8, summed):
     """Kernels of int8 stay as they are beside factors, and are not rounded again."""
@@ -363,7 +374,8 @@ def test_factors_beside_layers_are_what_is_merged_into_them(name, int8, summed):
     assert relative(ours, computed(name, 1, int8=int8)[0]) > 1e-2
 
 
-@pytest.mark.parametrize("name", DENOISERS)
+@COMPILES
+@pytest.mark.parametrize(("name", "summed"), ON_CPUS + ON_TPUS, indirect=["summed"])
 def test_chips_with_shares_of_factors_compute_together_what_one_does(name, summed):
     one, exchanged, *_ = computed_with_rows(name, 1)
     assert exchanged == 0
