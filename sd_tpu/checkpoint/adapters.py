@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,12 +202,15 @@ def _is_text(name: str) -> bool:
 # --- LoRA ---------------------------------------------------------------------------------------
 
 
-def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, Delta]]:
+def read_lora(
+    path: Path, shapes: Mapping[str, Shapes], parts: Container[str] | None = None
+) -> dict[str, dict[str, Delta]]:
     """Read a LoRA, LoHa or LoKr for a model.
 
     Args:
         path: a safetensors file as kohya, LyCORIS, PEFT or diffusers write it.
         shapes: component -> what `weights.shapes` says of its parameters.
+        parts: components whose weights are read; by default all.
 
     Returns:
         Component -> a parameter's name in a checkpoint, as in `shapes` -> what is added to it.
@@ -218,6 +221,8 @@ def read_lora(path: Path, shapes: Mapping[str, Shapes]) -> dict[str, dict[str, D
     with opened(path) as tensors:
         deltas: dict[str, dict[str, Delta]] = defaultdict(dict)
         for change in _header(path, tensors, shapes):
+            if parts is not None and change.component not in parts:
+                continue
             factors = {
                 factor: _array(path, tensors, stored) for factor, stored in change.factors.items()
             }

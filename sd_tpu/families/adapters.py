@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -208,7 +208,9 @@ class Adapters:
         """Return values that change when somebody writes one of the LoRAs' files anew."""
         return tuple(weights.written(self._loras.file(name)) for name, _ in asked)
 
-    def merged(self, asked: Strengths, model: LatentModel, shapes: Params) -> Deltas:
+    def merged(
+        self, asked: Strengths, model: LatentModel, shapes: Params, parts: Container[str]
+    ) -> Deltas:
         """Return the differences that `runtime.weights.merge` adds for LoRAs, but for what is in
         `factors`.
 
@@ -216,6 +218,7 @@ class Adapters:
             asked: as the method of that name returns it.
             model: for which they are.
             shapes: of its parameters, by component.
+            parts: components whose differences are read.
 
         Raises:
             CheckpointError: a file is damaged or gone, is not understood, or is for other models.
@@ -226,7 +229,7 @@ class Adapters:
                 for name, deltas in named.items()
                 if part != model.adapter_part or not _rank(_rank_of(delta) for delta, _ in deltas)
             }
-            for part, named in self._deltas(asked, shapes).items()
+            for part, named in self._deltas(asked, shapes, parts).items()
         }
 
     def factors(
@@ -276,23 +279,25 @@ class Adapters:
                 lora = self._read[key] = _Lora()
         with lora.lock:
             if not lora.is_read:
-                deltas = self._deltas_of(file, _named_shapes(shapes))
+                deltas = self._deltas_of(file, _named_shapes(shapes), [model.adapter_part])
                 lora.read(deltas.get(model.adapter_part, {}))
         return lora
 
-    def _deltas(self, asked: Strengths, shapes: Params) -> Deltas:
+    def _deltas(self, asked: Strengths, shapes: Params, parts: Container[str]) -> Deltas:
         """Return the differences of LoRAs, each with its strength, by component and parameter."""
         named = _named_shapes(shapes)
         added: dict[str, Any] = defaultdict(lambda: defaultdict(list))
         for name, strength in asked:
-            for part, deltas in self._deltas_of(self._loras.file(name), named).items():
+            for part, deltas in self._deltas_of(self._loras.file(name), named, parts).items():
                 for parameter, delta in deltas.items():
                     added[part][parameter].append((delta, strength))
         return added
 
-    def _deltas_of(self, file: Path, named: Mapping[str, Any]) -> dict[str, dict[str, Delta]]:
+    def _deltas_of(
+        self, file: Path, named: Mapping[str, Any], parts: Container[str]
+    ) -> dict[str, dict[str, Delta]]:
         with paths_within(self._loras.path):
-            return read_lora(file, named)
+            return read_lora(file, named, parts)
 
     def known_rank(self, *texts: str, shapes: Params, divisions: Params) -> int:
         """Return `Cost.rank` of the LoRAs that texts ask for, or 0 where `cost` was not asked yet;

@@ -488,7 +488,10 @@ class Engine(EngineClient):
             return merge(
                 self._on_replicas(weights.base, sharding),
                 self.adapters.merged(
-                    weights.adapters, checkpoint.model, checkpoint.parameters.shapes
+                    weights.adapters,
+                    checkpoint.model,
+                    checkpoint.parameters.shapes,
+                    parameters.shapes,
                 ),
                 parameters.divisions,
             )

@@ -205,9 +205,9 @@ def test_several_loras_of_a_picture_lie_side_by_side_as_one_of_their_sum(engine,
         assert not its["A"][:, 9:].any() and its["A"][:, :9].any(axis=0).all()
         sums[name] = its["A"] @ its["B"]
     for name, strength in ((first, 0.5), ("both", 2.0)):
-        tensors = engine.adapters._deltas(((name, strength),), checkpoint.parameters.shapes)[
-            "transformer"
-        ]
+        tensors = engine.adapters._deltas(
+            ((name, strength),), checkpoint.parameters.shapes, ["transformer"]
+        )["transformer"]
         for layer in LAYERS[4]:
             ((delta, _),) = tensors[f"{layer}.weight"]
             sums[layer] -= strength * delta.scale * (delta.left @ delta.right)
@@ -221,7 +221,7 @@ def test_a_file_is_kept_once_at_its_own_rank_whatever_its_strengths(engine, fold
     )
     found = [factors(engine, ("rank 4", strength), own=own) for strength in (0.5, 2.0)]
     found.append(factors(engine, ("rank 4", 1.0), ("rank 8", 0.5), own=own))
-    assert [path.stem for path, _ in read] == ["rank 4", "rank 8"]
+    assert [path.stem for path, *_ in read] == ["rank 4", "rank 8"]
     for layer in LAYERS[4]:
         kept = [lora[layer] for each in found for lora, _ in each[layer]]
         assert len(kept) == 3 and len({id(each) for each in kept}) == 1
@@ -244,11 +244,11 @@ def test_a_file_that_is_kept_for_one_model_is_looked_at_anew_for_another(engine,
 def test_while_one_file_is_read_others_are_not_waited_for(engine, folder, monkeypatch):
     begun, go_on, own = threading.Event(), threading.Event(), Adapters(folder)
 
-    def slow(path, shapes):
+    def slow(path, *given):
         if path.stem == "rank 4":
             begun.set()
             assert go_on.wait(60)
-        return read_lora(path, shapes)
+        return read_lora(path, *given)
 
     monkeypatch.setattr("sd_tpu.families.adapters.read_lora", slow)
     with ThreadPoolExecutor(2) as threads:

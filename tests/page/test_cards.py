@@ -1,5 +1,6 @@
 """What a card does on its own: it is kept, varied, drawn again where something has changed."""
 
+import itertools
 import json
 import re
 
@@ -185,6 +186,18 @@ INSIDE = """menu => {
     const { left, right, top, bottom } = menu.getBoundingClientRect();
     return left >= 0 && right <= innerWidth && top >= 0 && bottom <= innerHeight;
 }"""
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_nothing_of_the_dock_is_cut_off_or_covered_on_a_phone(tab, width):
+    tab.set_viewport_size({"width": width, "height": 844})
+    tab.locator("#generate small").evaluate("time => { time.textContent = '38 s' }")
+    sides = tab.locator("#presets button, #generate").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect()).map(({left, right}) => [left, right])"
+    )
+    assert len(sides) == 4 and max(sides)[1] <= width
+    for (_, right), (left, _) in itertools.pairwise(sorted(sides)):
+        assert right <= left
 
 
 @pytest.mark.parametrize("phone", [False, True])

@@ -75,8 +75,9 @@ def test_styles_complete_a_prompt_and_undo_takes_that_back(writer, page_engine, 
     )
     writer.reload()
     writer.wait_for_function("window.sdTpu?.arrived")
-    with writer.expect_response(lambda answer: "component_server" in answer.url):
+    with writer.expect_response(lambda answer: "known" in (answer.request.post_data or "")):
         box(writer, 4).focus()
+    writer.wait_for_timeout(200)  # till the script has taken what came
     box(writer, 4).press_sequentially("an owl, wa")
     assert grey(writer) == "tercolour on paper"
     writer.keyboard.press("Tab")
