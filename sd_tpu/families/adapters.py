@@ -63,7 +63,7 @@ class Cost(NamedTuple):
 
 
 class _Lora(dict[str, LowRank]):
-    """What a file adds to dense layers by their names, of the file's own rank and without a
+    """Factors that a file adds to dense layers, by their names, of its own rank and without a
     strength.
 
     Attributes:

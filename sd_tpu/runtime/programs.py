@@ -49,7 +49,7 @@ from sd_tpu.runtime.slots import (
     stack_slot_inputs,
 )
 
-# Of encodings that an encoder remembers; of 1024x1024 pixels one has 2**18.
+# Bytes of encodings that an encoder keeps; one of 1024x1024 pixels has 2**18.
 ENCODINGS_BYTES = 16 * 2**20
 Key = tuple[Hashable, bytes]  # whose parameters encode a picture, and the picture's hash
 
@@ -211,8 +211,8 @@ class Programs:
                 for name, shapes in self.model.adapter_shapes.items()
             }
             slot = jax.device_put(np.array([slot for slot, _ in turn], np.int32), split(self.mesh))
-            # Those of the next pictures come when these are in their slots: there is memory for
-            # one on each replica.
+            # Wait until these factors are in their slots: each replica has memory for those of one
+            # picture beside them.
             adapters = jax.block_until_ready(self._place(adapters, factors, slot))
             del factors
         return adapters

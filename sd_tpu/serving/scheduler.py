@@ -64,7 +64,7 @@ PREVIEW_ROW = 2  # the first after which a picture is worth looking at
 ADDRESS_SLOTS = 3  # that an address may have for each that is left free, of a batch
 MAX_BATCHES = 32  # compiled at a time: programs take memory of the host, which nobody counts
 MAX_SPARE = 16  # encoders that no picture needs
-# Of what is kept of prompts; of one for SD 1.4 there are 0.2 MB, for FLUX.2 klein 16.
+# Bytes of encoded prompts that are kept; one takes 0.2 MB for SD 1.4, 16 for FLUX.2 klein.
 KEPT_BYTES = 512 * 2**20
 SWITCH_SECONDS = 5.0  # that a replica keeps to its weights while others wait for room there
 TRAINING_SHARE = 0.1  # of the time, at most, while anything is drawn
@@ -267,7 +267,7 @@ class Scheduler:
         self._encoder_states: dict[_AnyEncoder, _ProgramState] = {}  # last used, last
         self._kept = KeptPrompts(kept)
         self._lost: list[Prompt] = []  # that the worker may keep and nobody knows of
-        # As `_next_read`, `_unread_weights` and `_awaiting` return them, once for each plan.
+        # Results of `_next_read`, `_unread_weights` and `_awaiting`, computed once for each plan.
         self._next: list[_Picture] | None = None
         self._unread_now: set[Weights] | None = None
         self._awaited: dict[Weights, list[_Picture]] | None = None
