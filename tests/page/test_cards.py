@@ -188,16 +188,21 @@ INSIDE = """menu => {
 }"""
 
 
-@pytest.mark.parametrize("width", [360, 390])
-def test_nothing_of_the_dock_is_cut_off_or_covered_on_a_phone(tab, width):
-    tab.set_viewport_size({"width": width, "height": 844})
-    tab.locator("#generate small").evaluate("time => { time.textContent = '38 s' }")
-    sides = tab.locator("#presets button, #generate").evaluate_all(
-        "all => all.map(each => each.getBoundingClientRect()).map(({left, right}) => [left, right])"
-    )
-    assert len(sides) == 4 and max(sides)[1] <= width
-    for (_, right), (left, _) in itertools.pairwise(sorted(sides)):
-        assert right <= left
+def test_nothing_of_the_dock_is_cut_off_or_covered_on_a_phone(tab):
+    for width in (320, 360, 390):
+        tab.set_viewport_size({"width": width, "height": 844})
+        for time in ("38 s", "3 min 20 s"):
+            tab.locator("#generate small").evaluate(
+                "(small, time) => { small.innerText = time }", time
+            )
+            sides = tab.locator("#presets button, #generate").evaluate_all(
+                "all => all.map(each => each.getBoundingClientRect())"
+                ".map(({left, right, top}) => [left, right, top])"
+            )
+            assert len(sides) == 4 and max(sides)[1] <= width
+            for (_, right, one), (left, _, other) in itertools.pairwise(sorted(sides)):
+                assert right <= left and abs(one - other) < 4, "they stand in one row"
+            assert tab.locator("#bar").bounding_box()["height"] <= 124  # --dock
 
 
 @pytest.mark.parametrize("phone", [False, True])

@@ -231,7 +231,7 @@ def asked(teaching, act: str, **data):
 
 @pytest.fixture
 def handed_in(tmp_path, monkeypatch) -> list[dict]:
-    monkeypatch.setattr(files_of_gradio, "get_upload_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(files_of_gradio, "upload_folder", lambda: tmp_path)
     found = [
         {"file": str(tmp_path / f"{number}.png"), "name": f"{number}.png", "text": ""}
         for number in range(4)
