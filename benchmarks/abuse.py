@@ -27,7 +27,7 @@ HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 FORM = {
     "prompts": [f"a fox {number}" for number in range(8)],
     "settings": {},
-    "own": [{}] * 8,
+    "overrides": [{}] * 8,
     "seed": "7",
     "keep": [False] * 8,
 }
@@ -55,10 +55,10 @@ class Attacker:
         """Ask so many times at once for pictures of a run, enlarged."""
         browser = secrets.token_hex(16)
         run = (await self._ask("generate", browser, form=FORM))["run"]
-        while not (await self._ask("large", browser, run=run, place=7)).get("file"):
+        while not (await self._ask("large", browser, run=run, index=7)).get("file"):
             await asyncio.sleep(0.5)
         self._asked = [
-            asyncio.create_task(self._ask("large", browser, run=run, place=each % 8))
+            asyncio.create_task(self._ask("large", browser, run=run, index=each % 8))
             for each in range(count)
         ]
         await asyncio.sleep(1)

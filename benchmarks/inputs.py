@@ -252,7 +252,7 @@ def batch(folder: Path, size: int, steps: int) -> list[dict[str, Any]]:
             dict(prompts=[cpu.PROMPT], **own[-1]),
             steps,
         ),
-        ("eight with others, and strengths of their own", dict(own=own), taken),
+        ("eight with others, and strengths of their own", dict(overrides=own), taken),
     ):
         compiled, pictures = count_compilations(), {}
         seconds = seconds_of(lambda: pictures.update(draw(engine, given, steps=steps, **values)))  # noqa: B023
@@ -272,7 +272,7 @@ def batch(folder: Path, size: int, steps: int) -> list[dict[str, Any]]:
                 engine,
                 given,
                 steps=steps,
-                own=[*[None] * index, own[index]],
+                overrides=[*[None] * index, own[index]],
                 prompts=[*[""] * index, cpu.PROMPT],
             )[index],
         )

@@ -172,7 +172,7 @@ def _wishes() -> Iterator[dict[str, Any]]:
             yield dict(prompts=["a cat", "a dog"], sampler=key, spacing=spacing)
     yield dict(
         prompts=["a cat"] * 4,
-        own=[
+        overrides=[
             dict(steps=3, seed=9),
             dict(sampler="heun", guidance=2),
             dict(negative_prompt="blue"),
@@ -182,7 +182,7 @@ def _wishes() -> Iterator[dict[str, Any]]:
     yield dict(
         prompts=["a cat"] * 4,
         steps=9,
-        own=[
+        overrides=[
             dict(cache_interval=3),
             dict(guidance_start=0.2, guidance_stop=0.6),
             dict(guidance_stop=0.5, cache_interval=5),

@@ -65,11 +65,11 @@ def _paint(tab: Page) -> None:
     card = tab.locator("#cards figure").first
     card.locator("[popovertarget]").click()
     card.locator("[data-do=begin]").click()
-    expect(tab.locator(".below .own").first).to_contain_text("from a picture")
+    expect(tab.locator(".below .overrides").first).to_contain_text("from a picture")
     if tab.locator(".below .fold").first.get_attribute("aria-expanded") == "false":
         tab.locator(".below .fold").first.click()
-    tab.locator("#own-panel .handed").evaluate("start => { start.open = true }")
-    tab.locator("#own-panel [data-do=paint]").click()
+    tab.locator("#overrides-panel .handed").evaluate("start => { start.open = true }")
+    tab.locator("#overrides-panel [data-do=paint]").click()
     tab.locator("#painter canvas").wait_for()
     spot = tab.locator("#painter canvas").bounding_box()
     x, y = spot["x"] + spot["width"] / 2, spot["y"] + spot["height"] / 3

@@ -61,7 +61,7 @@ def read_link(text: str) -> dict[str, Any]:
         elif name != "prompt":
             values[name] = _read(name, value)
     prompts = [value for name, value in fields if name == "prompt"]
-    return {"prompts": prompts, "own": overrides, **values}
+    return {"prompts": prompts, "overrides": overrides, **values}
 
 
 def _read(name: str, text: str) -> Any:

@@ -32,7 +32,7 @@ from sd_tpu.settings import (
 JOURNEYS = (8, 16, 32)  # pictures of which there are that many on the way from one to another
 LARGER = 2  # times as large as a picture, one drawn from it is
 NOT_YET = "0" * 64  # the name of a picture that is still to be drawn, or handed in
-_ACCEPTED = ("prompts", "own", *(name for name in SETTINGS if name != "prompt"))
+_ACCEPTED = ("prompts", "overrides", *(name for name in SETTINGS if name != "prompt"))
 
 
 Sizes = list[tuple[int, int]]  # height and width
@@ -141,10 +141,10 @@ class Request:
 
         Args:
             values: `prompts`, a list of texts; the settings that the pictures share, by name; and
-                `own`, a list by index of None or what this picture has in their place, by name.
-                What is absent or None takes the default, in `own` the common value. The default
+                `overrides`, a list by index of None or what this picture has instead, by name. What
+                is absent or None takes the default, in `overrides` the common value. The default
                 spacing is the default sampler's: another one takes the checkpoint's own, as does
-                "". So does an own sampler that does not have the common spacing.
+                "". So does a picture's own sampler that does not have the common spacing.
             catalog: what the server can draw; a Picture is that of its only model in its only size.
                 A model brings its defaults, also where only a single picture has it, but for the
                 size, which is then the others'.
@@ -156,7 +156,7 @@ class Request:
         _check_names(values, _ACCEPTED)
         common_values = {name: value for name, value in values.items() if value is not None}
         prompts = _prompts(common_values.pop("prompts", ()), limit)
-        per_picture = _overrides(common_values.pop("own", ()), len(prompts))
+        per_picture = _overrides(common_values.pop("overrides", ()), len(prompts))
         catalog = SingleModelCatalog(catalog) if isinstance(catalog, Picture) else catalog
         common = for_all(common_values, catalog)
         prompts = catalog.fill(prompts, common.seed)
@@ -283,7 +283,11 @@ class Request:
         common = common or self.common
         shared = {name: value for name, value in vars(common).items() if name != "prompt"}
         overrides = [self.overrides(index, common) or None for index in range(len(self.pictures))]
-        return {"prompts": list(self.prompts), **shared, "own": overrides if any(overrides) else []}
+        return {
+            "prompts": list(self.prompts),
+            **shared,
+            "overrides": overrides if any(overrides) else [],
+        }
 
     def only(self, index: int) -> Self:
         """Return a request for the picture at `index` alone."""
@@ -585,16 +589,16 @@ def _prompt(value: Any, index: int) -> str:
 def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
     """Return each picture's overrides, with known names."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise RequestError("The own settings should be a list, one of each prompt.")
+        raise RequestError("The overrides should be a list, one for each prompt.")
     if len(values) > count:
         raise RequestError(
-            "There are {count} own settings for {places} prompts.", count=len(values), places=count
+            "There are {count} overrides for {places} prompts.", count=len(values), places=count
         )
     per_picture = [{} if value is None else value for value in values]
     for index, value in enumerate(per_picture):
         if not isinstance(value, Mapping):
             raise RequestError(
-                "The own settings{of} should be values by name, not {value}.",
+                "The overrides{of} should be values by name, not {value}.",
                 index=index,
                 of=of_prompt(index),
                 value=shortened(value),

@@ -47,8 +47,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_setting_flags(parser, FLAGGED)
     add(
-        "--own",
-        dest="own",
+        "--override",
+        dest="overrides",
         action="append",
         nargs=3,
         default=[],
@@ -86,11 +86,11 @@ def _times(text: str) -> float:
 
 def _generate(args: argparse.Namespace) -> int:
     values = {name: getattr(args, name) for name in ("prompts", *FLAGGED)}
-    per_picture, inputs = _read_own(args.own), []
+    per_picture, inputs = _read_overrides(args.overrides), []
     for settings in (values, *per_picture):
         inputs += _take_inputs(settings)
     _check_used(values, per_picture, {"strength"} if args.larger else set())
-    values |= {"seed": drawn_seed(args.seed), "own": per_picture}
+    values |= {"seed": drawn_seed(args.seed), "overrides": per_picture}
     seed = Request.check(_early(values), early_defaults(args.model)).seed
     args.out.mkdir(parents=True, exist_ok=True)
     line = ProgressLine()
@@ -199,28 +199,29 @@ def _filled(values: dict[str, Any], catalog: ModelCatalog) -> Request:
     """Return the checked request; raises ValueError for overrides without a prompt."""
     request = fill(values, catalog)
     indices = request.indices()
-    for index, settings in enumerate(values.get("own", ())):
+    for index, settings in enumerate(values.get("overrides", ())):
         if settings and index not in indices:
-            raise ValueError(f"--own {index + 1}: there is no prompt {index + 1}.")
+            raise ValueError(f"--override {index + 1}: there is no prompt {index + 1}.")
     return request
 
 
-def _read_own(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+def _read_overrides(given: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """Parse each prompt's overrides, by index; raises ValueError for an unknown setting."""
     per_picture = [{} for _ in range(MAX_PROMPTS)]
     for number, name, text in given:
         if not number.isdecimal() or not 1 <= int(number) <= MAX_PROMPTS:
             raise ValueError(
-                f"--own should begin with the number of a prompt, from 1 to "
+                f"--override should begin with the number of a prompt, from 1 to "
                 f"{MAX_PROMPTS}, not {number!r}."
             )
         if name not in OVERRIDABLE:
             raise ValueError(
-                f"--own {number}: there is no setting {name!r}; there are {', '.join(OVERRIDABLE)}."
+                f"--override {number}: there is no setting {name!r}; there are "
+                f"{', '.join(OVERRIDABLE)}."
             )
-        own, setting = per_picture[int(number) - 1], OVERRIDABLE[name]
+        overrides, setting = per_picture[int(number) - 1], OVERRIDABLE[name]
         value = setting.kind.parse(text)
-        own[name] = [*own.get(name, []), value] if setting.most_pictures > 1 else value
+        overrides[name] = [*overrides.get(name, []), value] if setting.most_pictures > 1 else value
     return per_picture
 
 
@@ -267,9 +268,9 @@ def _early(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values that can be checked before a model is loaded: not models and sizes."""
     per_picture = [
         {name: value for name, value in settings.items() if name not in ("model", *SIDES)}
-        for settings in values["own"][: len(values["prompts"])]
+        for settings in values["overrides"][: len(values["prompts"])]
     ]
-    return {**values, "own": per_picture}
+    return {**values, "overrides": per_picture}
 
 
 def _save(

@@ -44,7 +44,7 @@ Args:
     prompts: One to eight texts; no picture is made of an empty one.
     seed: Of the first picture, the next one has seed + 1; -1 draws a seed.
 {basic}
-    own: What single pictures have in place of these settings, in the places of their prompts:
+    overrides: What single pictures have instead of these settings, in the order of the prompts:
         null, or an object with any of {names}.
 {expert}
 
@@ -59,8 +59,8 @@ def add_endpoints(runs: Runs) -> None:
 
     async def generate(visitor, *given):
         asked = dict(zip([parameter.name for parameter in parameters[1:]], given, strict=True))
-        async for told in _answers(runs, asked, visitor):
-            yield told
+        async for answer in _answers(runs, asked, visitor):
+            yield answer
 
     # What Gradio asks of a function to tell programs of it.
     generate.__signature__ = inspect.Signature(  # ty: ignore[missing-attribute]
@@ -113,8 +113,8 @@ def add_endpoints(runs: Runs) -> None:
             guidance=guidance,
             model=model,
         )
-        async for told in _answers(runs, asked, visitor):
-            (picture,), _, sentence = told
+        async for answer in _answers(runs, asked, visitor):
+            (picture,), _, sentence = answer
         if not picture:
             raise gr.Error(sentence, print_exception=False)
         return picture
@@ -188,7 +188,7 @@ def _parameters() -> list[inspect.Parameter]:
         ("prompts", list[str], required),
         ("seed", int, RANDOM),
         *((setting.name, setting.kind.type | None, None) for setting in _BASIC),
-        ("own", list[dict | None] | None, None),
+        ("overrides", list[dict | None] | None, None),
         *((setting.name, setting.kind.type | None, None) for setting in _EXPERT),
     ]
     return [

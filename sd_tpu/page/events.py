@@ -134,7 +134,7 @@ class ActionRequest:
     @property
     def index(self) -> int:
         """The card that it is about; raises RequestError if there is none such."""
-        index = self.data.get("place")
+        index = self.data.get("index")
         if isinstance(index, int) and 0 <= index < MAX_PROMPTS:
             return index
         raise RequestError(GARBLED.template)
@@ -142,7 +142,7 @@ class ActionRequest:
     @property
     def indices(self) -> list[int]:
         """The cards that it is about, each once."""
-        return [*dict.fromkeys(self.data["places"])]
+        return [*dict.fromkeys(self.data["indices"])]
 
     def filled(self) -> dict[str, Any]:
         """Return the values that are filled in, as `form.read` returns them."""
@@ -217,7 +217,7 @@ class RunStream:
 
 
 class Actions:
-    """Actions of the page; each returns what page.js shows, `told` in the progress line."""
+    """Actions of the page; each returns what page.js shows, `message` in the progress line."""
 
     def __init__(self, runs: Runs, teaching: Teaching | None = None):
         """Have the actions of runs, and of a teaching where there is one."""
@@ -256,7 +256,7 @@ class Actions:
         return self._wrong(refusal(error), asked)
 
     def _wrong(self, sentence: Sentence, asked: ActionRequest) -> dict[str, Any]:
-        return {"told": asked.language.translate(sentence), "kind": "wrong"}
+        return {"message": asked.language.translate(sentence), "kind": "wrong"}
 
     # --- runs -----------------------------------------------------------------------------------
 
@@ -270,9 +270,9 @@ class Actions:
         filled, former = asked.filled(), self._run(asked)
         filled["seed"] = drawn_seed(filled["seed"])
         if former and former.request.compares:  # its values are no box's own
-            filled["own"] = [
+            filled["overrides"] = [
                 former.request.beside_compared(index, box)
-                for index, box in enumerate(filled["own"])
+                for index, box in enumerate(filled["overrides"])
             ]
         request = Request.check(filled, self.engine.catalog)
         compared = comparison(request, *read_comparison(asked.data))
@@ -375,11 +375,12 @@ class Actions:
         common = for_all({**filled, "seed": seed}, self.engine.catalog)
         request, answer = self._draw_from(pictures, asked)
         shown = self._shown_form(request, common, any_seed=any_seed)
-        prompts, own = self._spelt(filled["prompts"], common.seed), [*asked.data["form"]["own"]]
+        prompts = self._spelt(filled["prompts"], common.seed)
+        overrides = [*asked.data["form"]["overrides"]]
         for index in pictures:
             prompts[index : index + 1] = [shown["prompts"][index]]
-            own[index : index + 1] = [shown["own"][index]]
-        return {**answer, "filled": {"prompts": prompts, "own": own}}
+            overrides[index : index + 1] = [shown["overrides"][index]]
+        return {**answer, "filled": {"prompts": prompts, "overrides": overrides}}
 
     def _spelt(self, prompts: Sequence[str], seed: int) -> list[str]:
         """Return prompts where empty boxes have what a prompt before them fills in.
@@ -456,7 +457,7 @@ class Actions:
         )
         if run is None:
             answer = Sentence("All pictures are there already, as they are asked for.")
-            return {"told": asked.language.translate(answer), "kind": "over"}
+            return {"message": asked.language.translate(answer), "kind": "over"}
         pictures = (
             Sentence("1 picture")
             if run.count == 1
@@ -472,7 +473,7 @@ class Actions:
         values = request.values(common)
         if any_seed:
             values["seed"] = RANDOM
-            for box in filter(None, values["own"]):
+            for box in filter(None, values["overrides"]):
                 box.pop("seed", None)
         return form.show(values, self.engine.catalog)
 
@@ -561,7 +562,7 @@ class Actions:
         """
         filled, language, refused = asked.filled(), asked.language, {}
         run, pictures = self._run(asked), []
-        per_picture = [*filled["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
+        per_picture = [*filled["overrides"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
         prompts = filled["prompts"][:MAX_PROMPTS]
         values = [prompt.strip() for prompt in prompts]
         seed = 0 if filled["seed"] == RANDOM else filled["seed"]
@@ -584,13 +585,15 @@ class Actions:
             and value != OVERRIDABLE[name].default
         }
         return {
-            "told_of": [
+            "remarks": [
                 part(
                     "remark", language, *remark(prompt, value, self.engine, filled.get("model", ""))
                 )
                 for prompt, value in zip(prompts, values, strict=True)
             ],
-            "own": [part("summary", language, box, index) for index, box in enumerate(per_picture)],
+            "overrides": [
+                part("summary", language, box, index) for index, box in enumerate(per_picture)
+            ],
             "faster": part("summary", language, faster),
             "inputs": self.inputs.shown(
                 asked.browser,
@@ -720,7 +723,7 @@ class Actions:
         values, otherwise = self.runs.values_here(request, asked.browser)
         return {
             "form": {**form.show(values, self.engine.catalog), "keep": []},
-            "told": " ".join(map(asked.language.translate, (*texts, *otherwise))),
+            "message": " ".join(map(asked.language.translate, (*texts, *otherwise))),
         }
 
     def _gathered(self, request: Request, asked: ActionRequest) -> dict[str, Any]:
@@ -732,7 +735,7 @@ class Actions:
 
         The settings of an uploaded file are read instead if that is asked for and it has any.
         """
-        if asked.data.keys() & {"id", "place"}:
+        if asked.data.keys() & {"id", "index"}:
             file = self._file(asked)
         else:
             file = uploaded(asked.data.get("file"))
@@ -752,8 +755,8 @@ class Actions:
         """
         unit = {}
         with suppress(RequestError):
-            if "place" in asked.data:
-                model = self._card(asked, asked.data["place"]).asked.model
+            if "index" in asked.data:
+                model = self._card(asked, asked.data["index"]).asked.model
                 unit = {"unit": self.engine.catalog.size_unit(model)}
         with suppress(RequestError, HistoryError, OSError):
             picture = read_png(self._file(asked)).picture(0)
@@ -792,7 +795,7 @@ class Actions:
 
     def _do_beside(self, asked: ActionRequest) -> dict[str, Any]:
         """Return what sets the pictures of two cards apart, as a table."""
-        cards = [self._card(asked, asked.data[key]) for key in ("place", "to")]
+        cards = [self._card(asked, asked.data[key]) for key in ("index", "to")]
         return {"apart": part("apart", asked.language, cards)}
 
     def _do_zip(self, asked: ActionRequest) -> dict[str, Any]:
@@ -808,7 +811,7 @@ class Actions:
         Raises:
             RequestError: there are none.
         """
-        run, places = self._run(asked), asked.data.get("places") or range(MAX_PROMPTS)
+        run, places = self._run(asked), asked.data.get("indices") or range(MAX_PROMPTS)
         pictures = {
             index: picture
             for index, picture in (run.pictures() if run else {}).items()
@@ -845,7 +848,7 @@ class Actions:
         """
         name = asked.data.get("id")
         if not (name and self.history):
-            return Path(self._card(asked, asked.data.get("place")).picture.png)
+            return Path(self._card(asked, asked.data.get("index")).picture.png)
         file = self.history.picture(asked.browser, str(name))
         if not (file and file.is_file()):
             raise RequestError(FORGOTTEN.template)
@@ -970,13 +973,13 @@ def alone(filled: Mapping[str, Any], index: int, seed: int, catalog: Catalog) ->
     Raises:
         RequestError: it cannot be served.
     """
-    overrides = filled["own"][index] if index < len(filled["own"]) else {}
+    overrides = filled["overrides"][index] if index < len(filled["overrides"]) else {}
     return Request.check(
         {
             **filled,
             "seed": seed if filled["seed"] == RANDOM else filled["seed"],
             "prompts": [*[""] * index, filled["prompts"][index]],
-            "own": [*[None] * index, overrides],
+            "overrides": [*[None] * index, overrides],
         },
         catalog,
     ).picture(index)

@@ -1,8 +1,8 @@
 """The page's form, as texts that page.js keeps and as links: read and written.
 
-A form is {"prompts": texts, "seed": text, "settings": texts by name, "own": for each box texts by
-name, "keep": whether each card is kept}. The size is among the settings and a box's overrides as
-`named_size` writes it.
+A form is {"prompts": texts, "seed": text, "settings": texts by name, "overrides": for each box
+texts by name, "keep": whether each card is kept}. The size is among the settings and a box's
+overrides as `named_size` writes it.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def read(form: Any) -> dict[str, Any]:
         RequestError: this is no form.
     """
     try:
-        prompts, boxes, settings = form["prompts"], form["own"], dict(form["settings"])
+        prompts, boxes, settings = form["prompts"], form["overrides"], dict(form["settings"])
         size = read_size(settings.pop("size", ""))
         values = {
             name: _parsed(name, text)
@@ -46,7 +46,7 @@ def read(form: Any) -> dict[str, Any]:
         per_picture = [
             {
                 **{
-                    name: _read_own(name, text)
+                    name: _read_override(name, text)
                     for name, text in box.items()
                     if text != "" and name != "size"
                 },
@@ -61,20 +61,20 @@ def read(form: Any) -> dict[str, Any]:
         "seed": RANDOM if seed == "" else seed,
         **values,
         **size,
-        "own": per_picture,
+        "overrides": per_picture,
     }
 
 
 def show(values: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     """Return the form of values such as `read` returns, without the kept cards."""
     prompts = [*values["prompts"], *[""] * MAX_PROMPTS][:MAX_PROMPTS]
-    boxes = [*values["own"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
+    boxes = [*values["overrides"], *[{}] * MAX_PROMPTS][:MAX_PROMPTS]
     return {
         "prompts": prompts,
         "seed": str(values["seed"]),
         "settings": show_settings(values, catalog),
         "sizes": sizes(values["model"], catalog),
-        "own": [_show_own(box or {}, values) for box in boxes],
+        "overrides": [_show_overrides(box or {}, values) for box in boxes],
     }
 
 
@@ -92,7 +92,7 @@ def sizes(model: str, catalog: Catalog) -> list[str]:
     return list(map(named_size, catalog.sizes(model)))
 
 
-def _show_own(box: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, str]:
+def _show_overrides(box: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, str]:
     """Return a box's overrides; its size is whole where one side is overridden."""
     shown = {
         name: _show(OVERRIDABLE[name], value) or EMPTY
@@ -117,7 +117,7 @@ def read_size(text: Any) -> dict[str, str | int]:
     }
 
 
-def _read_own(name: str, text: Any) -> Any:
+def _read_override(name: str, text: Any) -> Any:
     return "" if text == EMPTY else _parsed(name, text)
 
 

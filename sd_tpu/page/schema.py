@@ -17,18 +17,18 @@ from sd_tpu.training.pictures import MOST
 MAX_IDS = 100_000  # pictures of a board that is made again
 Boxes = Field(max_length=MAX_PROMPTS, fail_fast=True)
 Index = Annotated[int, Field(ge=0, lt=MAX_PROMPTS)]
-Places = Annotated[list[Index], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+Indices = Annotated[list[Index], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
 class Form(pydantic.BaseModel):
-    """Texts that are filled in; `own` are those of each box, by name, and `keep` the kept cards."""
+    """Texts that are filled in, those of each box by name, and whether each card is kept."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     prompts: Annotated[list[str], Boxes]
     seed: str
     settings: dict[str, str]
-    own: Annotated[list[dict[str, str]], Boxes]
+    overrides: Annotated[list[dict[str, str]], Boxes]
     keep: Annotated[list[bool], Boxes]
 
 
@@ -53,14 +53,14 @@ class OfCard(Message):
     """An action on one card."""
 
     do: Literal["vary", "larger", "redraw", "live"]
-    place: Index
+    index: Index
 
 
 class Change(Message):
     """Draw the pictures of cards anew, changed as words say."""
 
     do: Literal["change"]
-    places: Places
+    indices: Indices
     words: str
     strength: float  # models that edit need none
 
@@ -69,7 +69,7 @@ class Around(Message):
     """Draw new pictures from those of cards, with other seeds."""
 
     do: Literal["around"]
-    places: Places
+    indices: Indices
     strength: float
 
 
@@ -77,7 +77,7 @@ class Extend(Message):
     """Draw what lies beside a card's picture: pixels to the left, above, to the right, below."""
 
     do: Literal["extend"]
-    place: Index
+    index: Index
     sides: Annotated[list[int], Field(min_length=4, max_length=4)]
 
 
@@ -85,7 +85,7 @@ class Beside(Message):
     """Say what sets the pictures of two cards apart."""
 
     do: Literal["beside"]
-    place: Index
+    index: Index
     to: Index
 
 
@@ -93,14 +93,14 @@ class Zip(Message):
     """Pack the pictures of cards, or of all."""
 
     do: Literal["zip"]
-    places: Places | None = None
+    indices: Indices | None = None
 
 
 class OfPicture(Message):
     """An action on the picture of a card or, by its name, of the history."""
 
     do: Literal["again", "before", "large"]
-    place: Index | None = None
+    index: Index | None = None
     id: str | None = None
 
 
@@ -108,7 +108,7 @@ class Take(Message):
     """Use a picture as a start, control or reference picture, or as a mask."""
 
     do: Literal["take"]
-    place: Index | None = None
+    index: Index | None = None
     id: str | None = None
     file: str | None = None  # an uploaded one
     or_read: bool = False  # whether settings in the file are to be read instead
@@ -141,7 +141,7 @@ class Journey(Message):
     """Draw the way from a card's picture to another's, or to another seed."""
 
     do: Literal["journey"]
-    place: Index
+    index: Index
     to: Index | None
     count: int
 

@@ -70,8 +70,8 @@ class TeachPanel:
                 teaching.discard(owner, id)
             case "keep":
                 name = teaching.keep(owner, id, data.get("step", 0))
-                told = language.say("The LoRA {name} is kept.", name=name)
-                return {"told": told, "kind": "over", **self._shown(data, owner, language)}
+                message = language.say("The LoRA {name} is kept.", name=name)
+                return {"message": message, "kind": "over", **self._shown(data, owner, language)}
         return self._shown(data, owner, language)
 
     def _words(self, data: Mapping[str, Any]) -> str:
@@ -113,7 +113,7 @@ class TeachPanel:
         except RequestError as error:
             return {**shown, "note": language.translate(error.sentence), "ready": False}
         seconds, memory = teaching.seconds(request), teaching.model_bytes(request)
-        told = (
+        estimate = (
             Sentence(
                 "About {time} while nothing is drawn. {memory} for the model on each device, "
                 "which those who draw with it share, and more for a step.",
@@ -123,7 +123,7 @@ class TeachPanel:
             if seconds is not None
             else Sentence("How long it takes is not known yet: the model is still compiled for.")
         )
-        return {**shown, "note": language.translate(told), "ready": True}
+        return {**shown, "note": language.translate(estimate), "ready": True}
 
     # --- runs -----------------------------------------------------------------------------------
 
@@ -134,11 +134,10 @@ class TeachPanel:
     def _run(self, run: TrainingRun, seen: Mapping[str, str], language: Language) -> dict[str, str]:
         """Return what is shown of a run; its pictures only where the browser has not seen them."""
         rows = [(step, run.drawn(step)) for step in (0, *run.kept)]
-        told = repr((run.is_active, rows))
-        key = hashlib.sha256(told.encode()).hexdigest()[:16]
+        key = hashlib.sha256(repr((run.is_active, rows)).encode()).hexdigest()[:16]
         shown = {
             "id": run.id,
-            "status": part("run_status", language, run, self._told(run), curve(run.losses)),
+            "status": part("run_status", language, run, self._status(run), curve(run.losses)),
             "actions": part("run_actions", language, run),
             "key": key,
         }
@@ -151,7 +150,7 @@ class TeachPanel:
             shown["samples"] = part("run_samples", language, run, urls)
         return shown
 
-    def _told(self, run: TrainingRun) -> str:
+    def _status(self, run: TrainingRun) -> str:
         """Return how a run goes, in a sentence."""
         steps = {"step": run.step, "steps": run.steps}
         if run.status == WAITING and self._teaching.ahead(run):

@@ -559,7 +559,7 @@ def format_parameters(
         fields[_PROMPTS] = json.dumps(request.prompts, ensure_ascii=False)
     if common.negative_prompt != negative:
         fields[_NEGATIVES] = common.negative_prompt
-    if overrides := request.values()["own"]:
+    if overrides := request.values()["overrides"]:
         fields[_OWN] = json.dumps(overrides, ensure_ascii=False)
     last = ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())
     return f"{body}\n{last}"
@@ -648,7 +648,7 @@ def _request(body: str, fields: dict[str, str]) -> Request:
     values |= _parse_control(fields.get(_CONTROL, ""))
     values |= {
         "prompts": _json(fields, _PROMPTS, [prompt]),
-        "own": _json(fields, _OWN, []),
+        "overrides": _json(fields, _OWN, []),
         "negative_prompt": fields.get(_NEGATIVES, negative),
         "seed": short_seed(values.get("seed")),
         "sampler": sampler or None,

@@ -104,12 +104,12 @@ def read_arguments(
     single = isinstance(prompts, str | Mapping | Picture)
     each: list[Any] = [prompts] if single else [*prompts]
     inputs: dict[str, Input] = {}
-    own = [_own(prompt, inputs) for prompt in each]
+    overrides = [_overrides(prompt, inputs) for prompt in each]
     values = {
         **_with_names(settings, inputs),
         "seed": drawn_seed(settings.get("seed")),
-        "prompts": [settings.pop("prompt", None) for settings in own],
-        "own": own,
+        "prompts": [settings.pop("prompt", None) for settings in overrides],
+        "overrides": overrides,
     }
     return fill(values, catalog, limit=limit), inputs
 
@@ -168,7 +168,7 @@ def _of_pil(image: Image.Image, whose: str) -> Input:
     return Input(file.getvalue(), whose)
 
 
-def _own(prompt: Prompt, inputs: dict[str, Input]) -> dict[str, Any]:
+def _overrides(prompt: Prompt, inputs: dict[str, Input]) -> dict[str, Any]:
     """Return a prompt's text and overrides, by name."""
     match prompt:
         case str():

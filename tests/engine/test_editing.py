@@ -182,8 +182,8 @@ def test_the_command_line_takes_several_files_in_their_order(folder, edited, tmp
     command = ["generate", "--model", folder, "--size", SIDE, "--devices", 1, "--out", tmp_path]
     command += ["--seed", 7, "--steps", 2, "--prompt", "a fox", "--prompt", "a fox"]
     command += [x for file in files[:2] for x in ("--reference", file)]
-    command += ["--own", 2, "seed", 7]
-    command += [x for file in files[1::-1] for x in ("--own", 2, "reference", file)]
+    command += ["--override", 2, "seed", 7]
+    command += [x for file in files[1::-1] for x in ("--override", 2, "reference", file)]
     code, _, err = run(*command)
     assert code == 0, err
     both = [(tmp_path / f"0{number}.png").read_bytes() for number in range(2)]

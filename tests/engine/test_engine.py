@@ -232,7 +232,8 @@ def test_a_long_negative_prompt_is_told_by_whose_it_is_and_only_if_it_is_used(en
     long = {"negative_prompt": "not " * 226}
     other = [{"negative_prompt": "short"}, {"negative_prompt": "no " * 226}]
     shared, own = (
-        noted(engine, ask(engine, ["a", "b"], own=each, **long)) for each in ([None, long], other)
+        noted(engine, ask(engine, ["a", "b"], overrides=each, **long))
+        for each in ([None, long], other)
     )
     assert [note.split(" is ")[0] for note in shared] == ["The negative prompt"]
     assert [note.split(" is ")[0] for note in own] == ["The negative prompt of prompt 2"]
@@ -255,7 +256,7 @@ def differing(engine, seed: int, count: int) -> Request:
         )
         for index, sampler in enumerate(samplers)
     ]
-    return ask(engine, EIGHT[:count], seed=seed, own=own)
+    return ask(engine, EIGHT[:count], seed=seed, overrides=own)
 
 
 @pytest.mark.slow("draws each picture of eight twice")
@@ -287,7 +288,7 @@ def test_each_picture_of_a_request_with_own_settings_is_that_of_the_same_request
 )
 def test_each_own_setting_changes_its_picture_and_no_other(engine, name, value):
     common = pictures(engine.submit(ask(engine, ["a cat"] * 2)))
-    made = pictures(engine.submit(ask(engine, ["a cat"] * 2, own=[None, {name: value}])))
+    made = pictures(engine.submit(ask(engine, ["a cat"] * 2, overrides=[None, {name: value}])))
     assert np.array_equal(made[0], common[0])
     assert not np.array_equal(made[1], common[1])
 
@@ -297,7 +298,7 @@ def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
         engine,
         ["a", "b", "c"],
         steps=3,
-        own=[None, {"steps": 20, "sampler": "heun"}, {"steps": 40}],
+        overrides=[None, {"steps": 20, "sampler": "heun"}, {"steps": 40}],
     )
     job = engine.submit(request, previews=False)
     events = [event for event in job.events() if isinstance(event, Progress)]
@@ -311,7 +312,7 @@ def test_progress_counts_the_work_of_all_pictures_along_the_most_steps(engine):
 
 def test_what_a_sampler_refuses_is_told_with_the_prompt_it_is_of(engine):
     with pytest.raises(RequestError, match=r"^Prompt 2: LCM takes at most 50 steps here"):
-        engine.submit(ask(engine, ["a", "b"], own=[None, {"sampler": "lcm", "steps": 150}]))
+        engine.submit(ask(engine, ["a", "b"], overrides=[None, {"sampler": "lcm", "steps": 150}]))
     with pytest.raises(RequestError, match=r"^LCM takes at most 50 steps here"):
         engine.submit(ask(engine, ["a", "b"], sampler="lcm", steps=150))
 

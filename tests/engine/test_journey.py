@@ -100,13 +100,13 @@ def test_the_ends_of_the_way_are_what_they_are_without_one_and_neighbours_change
     (plain,) = drawn(engine, {})
     assert np.array_equal(drawn(engine, {}, **{**PAIR, "share": 0})[0], plain)
     own = [None, {"to_seed": 9, "share": 0.5}, PAIR, {"to_prompt": "a dog", "share": 1.0}]
-    together = drawn(engine, {}, prompts=["a cat"] * 4, own=own)
+    together = drawn(engine, {}, prompts=["a cat"] * 4, overrides=own)
     assert np.array_equal(together[0], plain)
     assert len({each.tobytes() for each in together}) == 4
     compiled = count_compilations()
     for index, settings in enumerate(own):
         (alone,) = drawn(
-            engine, {}, prompts=[*[""] * index, "a cat"], own=[*[None] * index, settings]
+            engine, {}, prompts=[*[""] * index, "a cat"], overrides=[*[None] * index, settings]
         )
         assert np.array_equal(alone, together[index])
     assert compiled() == 0

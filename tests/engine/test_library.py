@@ -151,7 +151,8 @@ def test_each_model_brings_its_defaults_and_what_is_asked_for_wins(engine):
     assert (first.model, first.steps, first.height) == ("tune 0", 20, 32)
     assert (third.model, third.steps, third.guidance) == ("tune 3", 7, 3.0)
     mixed = Request.check(
-        {"prompts": ["a", "b"], "guidance": 5.0, "own": [None, {"model": "tune 3"}]}, engine.catalog
+        {"prompts": ["a", "b"], "guidance": 5.0, "overrides": [None, {"model": "tune 3"}]},
+        engine.catalog,
     )
     assert [(p.model, p.steps, p.guidance) for p in mixed.pictures] == [
         ("tune 0", 20, 5.0),
@@ -163,7 +164,7 @@ def test_each_model_brings_its_defaults_and_what_is_asked_for_wins(engine):
 
 def test_eight_fine_tunes_draw_in_one_batch_as_each_does_alone_and_nothing_is_compiled(engine):
     own = [{"model": f"tune {number}"} for number in range(COUNT)]
-    request = ask(engine, ["a cat"] * COUNT, seed=5, own=own)
+    request = ask(engine, ["a cat"] * COUNT, seed=5, overrides=own)
     together = drawn(engine.submit(request))
     assert len({pixels.tobytes() for pixels in together.values()}) == COUNT
     placed = {name.name for device in range(8) for name in engine.worker.weights.names(device)}
@@ -222,7 +223,7 @@ def test_a_new_size_is_compiled_in_the_background_while_others_draw(engine):
 
 def test_pictures_of_one_request_may_differ_in_size_and_are_as_each_is_alone(engine):
     request = ask(
-        engine, ["a cat"] * 3, own=[None, {"width": 64}, {"width": 64, "model": "tune 2"}]
+        engine, ["a cat"] * 3, overrides=[None, {"width": 64}, {"width": 64, "model": "tune 2"}]
     )
     together = drawn(engine.submit(request))
     assert [pixels.shape for _, pixels in sorted(together.items())] == [

@@ -51,4 +51,4 @@ def test_a_style_comes_first_and_then_the_wildcards_that_it_brought(
         == catalog.styled(dataclasses.replace(way, prompt="a hen", seed=8)).prompt
     ), "that of the last picture"
     with pytest.raises(RequestError, match=r"^Style of prompt 2 asks for a value of 'nobody'"):
-        Request.check({"prompts": ["a", "b"], "own": [None, {"style": "Gone"}]}, catalog)
+        Request.check({"prompts": ["a", "b"], "overrides": [None, {"style": "Gone"}]}, catalog)

@@ -36,7 +36,7 @@ def test_programs_give_single_pictures_settings_of_their_own(client):
         ["a", "b"],
         seed=5,
         steps=2,
-        own=[None, {"seed": 1, "steps": 3, "sampler": "heun"}],
+        overrides=[None, {"seed": 1, "steps": 3, "sampler": "heun"}],
         api_name="/generate",
     )
     first, second = (read_png(Path(picture).read_bytes()).pictures[0] for picture in pictures)
@@ -62,7 +62,9 @@ def test_programs_are_told_of_pictures_seldom_and_of_the_end_at_once(client, mon
     monkeypatch.setattr(api, "PAUSE_SECONDS", 60.0)
     begun = time.monotonic()
     told = list(
-        client.submit(["a"] * 8, own=[{"steps": n} for n in range(2, 34, 4)], api_name="/generate")
+        client.submit(
+            ["a"] * 8, overrides=[{"steps": n} for n in range(2, 34, 4)], api_name="/generate"
+        )
     )
     counts = [len([*filter(None, pictures)]) for pictures, _, _ in told]
     assert {*counts} == {0, 8} and time.monotonic() - begun < 30
@@ -82,7 +84,7 @@ def test_programs_are_told_of_pictures_seldom_and_of_the_end_at_once(client, mon
         ),
         ({"prompts": ["a"], "sampler": "magic"}, "Sampler 'magic' is unknown; there are ddim, "),
         (
-            {"prompts": ["a", "b"], "own": [None, {"steps": 0}]},
+            {"prompts": ["a", "b"], "overrides": [None, {"steps": 0}]},
             "Steps of prompt 2 should be from 1 to 200, not 0.",
         ),
     ],
@@ -162,7 +164,7 @@ def test_the_endpoints_are_documented(client):
         "guidance",
         "sampler",
         "spacing",
-        "own",
+        "overrides",
         "guidance_start",
         "guidance_stop",
         "cache_interval",

@@ -59,8 +59,8 @@ def form(page_engine):
         [None],
         7,
         {"prompts": []},
-        {"prompts": [], "seed": "", "settings": 7, "own": []},
-        {"prompts": [], "seed": "", "settings": {}, "own": [7]},
+        {"prompts": [], "seed": "", "settings": 7, "overrides": []},
+        {"prompts": [], "seed": "", "settings": {}, "overrides": [7]},
     ],
 )
 def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(contents):
@@ -80,10 +80,10 @@ def test_contents_that_are_not_those_of_a_form_are_refused_in_a_sentence(content
         ("settings", "size", "wide×high", "should be a whole number"),
         *(("settings", "size", content, "cannot be read") for content in ([], "512", "8×8×8")),
         *(
-            ("own", 0, {"steps": content}, "Steps of prompt 1 should be a whole")
+            ("overrides", 0, {"steps": content}, "Steps of prompt 1 should be a whole")
             for content in ([], {}, 5.7, True, "5.7")
         ),
-        ("own", 0, {"colour": "red"}, "Unknown settings of prompt 1: colour"),
+        ("overrides", 0, {"colour": "red"}, "Unknown settings of prompt 1: colour"),
     ],
 )
 def test_contents_of_any_kind_are_refused_in_a_sentence(
@@ -108,21 +108,21 @@ def test_a_request_of_another_size_is_shown_and_read_with_it(page_engine):
     "values, setting, index",
     [
         ({"prompts": ["a"], "steps": 0}, "steps", None),
-        ({"prompts": ["a", "b"], "own": [None, {"guidance": "lots"}]}, "guidance", 1),
-        ({"prompts": ["a", "b"], "own": [None, {"mask_blur": 99}]}, "mask_blur", 1),
+        ({"prompts": ["a", "b"], "overrides": [None, {"guidance": "lots"}]}, "guidance", 1),
+        ({"prompts": ["a", "b"], "overrides": [None, {"mask_blur": 99}]}, "mask_blur", 1),
         ({"prompts": ["a"], "sampler": "none"}, "sampler", None),
         ({"prompts": ["a"], "sampler": "ddim", "spacing": "karras"}, "spacing", None),
-        ({"prompts": ["a", "b"], "own": [None, {"guidance_start": 1}]}, "guidance_start", 1),
-        ({"prompts": ["a", "b"], "own": [None, {"mask": "0" * 64}]}, "mask", 1),
+        ({"prompts": ["a", "b"], "overrides": [None, {"guidance_start": 1}]}, "guidance_start", 1),
+        ({"prompts": ["a", "b"], "overrides": [None, {"mask": "0" * 64}]}, "mask", 1),
         ({"prompts": ["a", 7]}, "prompt", 1),
         ({"prompts": ["a", "b __c__"]}, "prompt", 1),
         ({"prompts": ["a"], "seed": "x"}, "seed", None),
         ({"prompts": ["a"], "style": "Inkk"}, "style", None),
-        ({"prompts": ["a", "b"], "own": [None, {"model": "x"}]}, "model", 1),
+        ({"prompts": ["a", "b"], "overrides": [None, {"model": "x"}]}, "model", 1),
         ({"prompts": ["a"], "width": 1}, "width", None),
-        ({"prompts": ["a", "b"], "own": [None, {"height": 60000}]}, "width", 1),
+        ({"prompts": ["a", "b"], "overrides": [None, {"height": 60000}]}, "width", 1),
         ({"prompts": []}, "", None),
-        ({"prompts": ["a", "b"], "own": [None, {"wrong": 1}]}, "", 1),
+        ({"prompts": ["a", "b"], "overrides": [None, {"wrong": 1}]}, "", 1),
     ],
 )
 def test_a_refusal_says_which_setting_of_which_picture_it_is_about(
@@ -176,7 +176,7 @@ def test_a_list_fills_the_boxes_line_by_line(tab):
 
 
 def test_each_box_counts_its_tokens_and_shows_what_is_cut_off(tab):
-    count = tab.locator(".card .told").first
+    count = tab.locator(".card .remark").first
     before = corners(tab)
     box(tab, 1).fill("word " * 70)
     expect(count).to_have_text("72 / 77 tokens")
@@ -510,7 +510,7 @@ def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
     undo = tab.get_by_role("button", name="Undo")
     fill(tab, PROMPTS, seed=5, steps=3)
     unfold(tab, "Own settings of prompt 2")
-    own = tab.locator("#own-panel").get_by_label("Steps")
+    own = tab.locator("#overrides-panel").get_by_label("Steps")
     own.fill("2")
     make(tab)
     unfold(tab, "Paste a list")
@@ -531,7 +531,7 @@ def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
         "Sample prompts",
         "Fill the boxes",
         "Random",
-        "Clear the own settings of prompt 2",
+        "Clear the settings of prompt 2",
         "Again: put prompt, seed and settings of picture 3",
     ):
         expect(undo).to_be_disabled()

@@ -292,7 +292,7 @@ def test_a_wrong_field_is_shown_and_marked_until_it_is_right(tab, label, value, 
 
 def test_a_wrong_field_of_a_single_box_is_shown_in_its_panel(tab):
     unfold(tab, "Own settings of prompt 3")
-    steps = tab.locator("#own-panel").get_by_label("Steps")
+    steps = tab.locator("#overrides-panel").get_by_label("Steps")
     steps.fill("900")
     tab.keyboard.press("Escape")
     unfold(tab, "Own settings of prompt 1")
@@ -364,8 +364,8 @@ def test_the_bundled_model_offers_examples_and_words_that_it_knows():
 def test_a_prompt_that_stands_for_several_fills_the_empty_boxes_and_stays(tab):
     template = "a {red|green|blue} fox"
     fill(tab, [template, "", "", "", "a dog", "", "", ""], seed=3)
-    expect(tab.locator(".told").nth(1)).to_have_text("Such as “a green fox”")
-    expect(tab.locator(".told").nth(3)).to_be_empty()
+    expect(tab.locator(".remark").nth(1)).to_have_text("Such as “a green fox”")
+    expect(tab.locator(".remark").nth(3)).to_be_empty()
     make(tab)
     assert alts(tab) == ["a red fox", "a green fox", "a blue fox", "a dog"]
     assert prompts(tab) == [template, "", "", "", "a dog", "", "", ""]

@@ -69,7 +69,7 @@ def test_one_card_is_drawn_anew_from_its_picture_and_undo_brings_all_of_it_back(
     assert (
         prompts(tab)[:3] == ["a fox", made.prompt, "an owl"] and seed_box(tab).input_value() == "7"
     )
-    expect(tab.locator(".below .own").nth(1)).to_contain_text("strength 0.5")
+    expect(tab.locator(".below .overrides").nth(1)).to_contain_text("strength 0.5")
     expect(tab.get_by_role("button", name="View picture 2")).to_be_focused()
     generate(tab).click()
     says(tab, "All pictures are there already")  # the box asks for what is there
@@ -79,7 +79,7 @@ def test_one_card_is_drawn_anew_from_its_picture_and_undo_brings_all_of_it_back(
     tab.locator("#undo").click()
     tab.wait_for_function(f"before => String(({SOURCES})()) === String(before)", arg=before)
     assert prompts(tab) == THREE
-    expect(tab.locator(".below .own").nth(1)).to_be_empty()
+    expect(tab.locator(".below .overrides").nth(1)).to_be_empty()
     tab.locator("#redo").click()
     tab.wait_for_function(f"after => String(({SOURCES})()) === String(after)", arg=after)
     assert prompts(tab)[1] == made.prompt
@@ -121,7 +121,7 @@ def test_the_slider_says_how_much_and_a_random_seed_stays_so(tab):
     form = tab.evaluate(
         "Object.values(localStorage).map(JSON.parse).find((each) => each.form).form"
     )
-    assert "seed" not in form["own"][0] and form["own"][1:] == [{}] * 7
+    assert "seed" not in form["overrides"][0] and form["overrides"][1:] == [{}] * 7
 
 
 def test_a_picture_is_changed_full_screen_and_the_new_one_takes_its_place(tab):

@@ -136,7 +136,7 @@ def test_a_comparison_has_the_first_picture_in_all_places_but_for_one_thing():
             "sampler": "heun",
             "spacing": "karras",
             "negative_prompt": "no",
-            "own": [None, {"guidance": 2, "negative_prompt": ""}],
+            "overrides": [None, {"guidance": 2, "negative_prompt": ""}],
         },
         Picture(),
     )
@@ -157,7 +157,7 @@ def test_a_comparison_of_sizes_says_them_and_changes_nothing_else():
     assert [*captions(made).values()] == ["64x64", "96x64"]
     filled = show(made.values(), Mock(first="m", sizes=lambda model: [(64, 64), (64, 96)]))
     assert filled["settings"]["size"] == "64×64"
-    assert filled["own"][1] == {"seed": "3", "size": "96×64"}
+    assert filled["overrides"][1] == {"seed": "3", "size": "96×64"}
     assert Request.check(read(filled), AnyModelCatalog()).pictures[:2] == made.pictures
 
 
@@ -256,10 +256,10 @@ def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab
     assert prompts(tab)[:3] == ["a fox"] * 3, "the boxes keep the prompt and the style apart"
     choose(setting(tab, "Style"), "Bright")
     unfold(tab, "Own settings of prompt 1")
-    own = tab.locator("#own-panel").get_by_label("Style")
+    own = tab.locator("#overrides-panel").get_by_label("Style")
     expect(own.locator("option")).to_have_text(["Same as for all", "no style", "Ink", "Bright"])
     choose(own, "Ink")
-    expect(tab.locator(".own-summary").first).to_contain_text("style Ink")
+    expect(tab.locator(".overrides-summary").first).to_contain_text("style Ink")
 
 
 @pytest.mark.slow("compiles other sizes")
@@ -279,7 +279,7 @@ def test_sizes_are_compared_and_make_one_picture_together(tab, page_engine, tmp_
     press(tab, tab.get_by_role("button", name="Run comparison"))
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(sizes[:3:2])
-    expect(tab.locator(".own-summary").first).to_contain_text(sizes[2])
+    expect(tab.locator(".overrides-summary").first).to_contain_text(sizes[2])
     tall, frame = figures(tab).nth(1).locator("img, div").all()[::-1]
     assert tall.bounding_box()["height"] <= frame.bounding_box()["height"]
     with tab.expect_download() as download:
@@ -302,8 +302,8 @@ def test_accelerations_are_compared_with_the_exact_picture_first(tab, page_engin
     exact, faster = tab.locator("#cards img").evaluate_all("all => all.map(image => image.src)")
     assert exact != faster
     assert page_engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
-    expect(tab.locator(".own-summary")).to_have_count(1)
-    expect(tab.locator(".own-summary")).to_contain_text("cache interval 3")
+    expect(tab.locator(".overrides-summary")).to_have_count(1)
+    expect(tab.locator(".overrides-summary")).to_contain_text("cache interval 3")
 
 
 def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
@@ -335,7 +335,7 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     expect(box(tab, 2)).to_have_value(PROMPTS[1])
     assert prompts(tab) == PROMPTS
     expect(undo).to_be_disabled()
-    expect(tab.locator(".own-summary")).to_have_count(0)
+    expect(tab.locator(".overrides-summary")).to_have_count(0)
     expect(setting(tab, "Steps")).to_have_value("3")
 
 

@@ -36,7 +36,7 @@ def address(engine, tmp_path_factory):
 def test_pictures_are_handed_in_one_behind_the_other_and_taken_away(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
     unfold(tab, "Own settings of prompt 1")
-    own = tab.locator("#own-panel")
+    own = tab.locator("#overrides-panel")
     own.locator(".handed:has([name=reference])").evaluate("each => { each.open = true }")
     files = [
         {"name": f"{number}.png", "mimeType": "image/png", "buffer": file}
@@ -45,7 +45,7 @@ def test_pictures_are_handed_in_one_behind_the_other_and_taken_away(tab):
     own.locator(".upload:has([name=reference]) [type=file]").set_input_files(files[:2])
     shown = own.locator(".upload:has([name=reference]) img:visible")
     expect(shown).to_have_count(2)
-    hand_in(tab, "drop", "#own-panel .upload:has([name=reference])", FILES[2])
+    hand_in(tab, "drop", "#overrides-panel .upload:has([name=reference])", FILES[2])
     expect(shown).to_have_count(3)
     assert not own.locator("[name=reference_scale]").count()
     make(tab)

@@ -66,9 +66,9 @@ def test_what_lies_beside_a_picture_is_drawn_and_the_picture_stays(tab):
     assert (made.prompt, made.seed, made.strength) == ("a hen", asked.seed, 1.0)
     assert made.init_image and made.mask and made.mask != made.init_image
     np.testing.assert_array_equal(pixels(tab, 1), other)
-    expect(tab.locator(".below .own").nth(1)).to_contain_text(f"{width}×{height}")
+    expect(tab.locator(".below .overrides").nth(1)).to_contain_text(f"{width}×{height}")
     tab.locator("#undo").click()
-    expect(tab.locator(".below .own").nth(1)).to_be_empty()
+    expect(tab.locator(".below .overrides").nth(1)).to_be_empty()
     expect(figures(tab).nth(1).locator("img")).to_be_visible()
     np.testing.assert_array_equal(pixels(tab, 2), before)
 

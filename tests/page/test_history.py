@@ -500,7 +500,7 @@ def test_a_picture_of_the_history_begins_others_and_is_seen_beside_them(somebody
     unfold(somebody, "History")
     somebody.get_by_role("button", name="Use this run").first.click()
     says(somebody, "of the run are in the boxes.")
-    expect(somebody.locator(".below .own").first).to_contain_text("from a picture")
+    expect(somebody.locator(".below .overrides").first).to_contain_text("from a picture")
     expect(started).to_have_value("")
 
 

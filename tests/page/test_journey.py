@@ -122,7 +122,11 @@ def ask(page_engine, runs):
     actions = Actions(runs)
     run = runs.start(
         Request.check(
-            {"prompts": ["a fox", "a hen", "a fox"], "steps": 2, "own": [None, None, {"seed": 0}]},
+            {
+                "prompts": ["a fox", "a hen", "a fox"],
+                "steps": 2,
+                "overrides": [None, None, {"seed": 0}],
+            },
             page_engine.catalog,
         ),
         browser="0" * 32,
@@ -143,7 +147,7 @@ def test_what_is_filled_in_and_is_not_here_is_told(runs):
     request = Request((Picture(prompt="a fox", model="gone", to_prompt="a hen", share=0.5),))
     answer = Actions(runs).answer(ActionRequest({"do": "link", "link": write_link(request)}, ""))
     assert answer["form"]["prompts"][0] == "a fox"
-    assert answer["told"].endswith(
+    assert answer["message"].endswith(
         "in the boxes. It was drawn by gone, which is not here. It lies on the way to another "
         "prompt or seed, which has no box. It was made at 512×512; here pictures are 32×32."
     )
@@ -154,17 +158,17 @@ def test_a_style_that_is_gone_is_told_as_that_and_left_out(runs, page_engine, mo
         {
             "prompts": ["a fox", "a hen", "a cow"],
             "style": "Ink",
-            "own": [None, {"style": ""}, {"style": "Bright"}],
+            "overrides": [None, {"style": ""}, {"style": "Bright"}],
         },
         page_engine.catalog,
     )
     monkeypatch.setattr(page_engine.catalog.styles, "templates", lambda: {"Bright": ("bright", "")})
     answer = Actions(runs).answer(ActionRequest({"do": "link", "link": write_link(request)}, ""))
-    assert answer["told"].endswith(
+    assert answer["message"].endswith(
         "in the boxes. It was drawn in the style Ink, which is not here."
     )
     assert answer["form"]["settings"]["style"] == ""
-    assert answer["form"]["own"][:3] == [{}, {}, {"style": "Bright"}]
+    assert answer["form"]["overrides"][:3] == [{}, {}, {"style": "Bright"}]
 
 
 def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone(
@@ -184,17 +188,17 @@ def test_what_a_browser_has_is_found_though_the_style_of_another_picture_is_gone
 @pytest.mark.parametrize(
     "values, told",
     [
-        (dict(place=0, to=1, count=9), "A journey has 8, 16, 32 pictures, not 9."),
-        (dict(place=0, to=1, count="8"), "A journey has 8, 16, 32 pictures, not '8'."),
-        (dict(place=0, to=1), "A journey has 8, 16, 32 pictures, not None."),
-        (dict(place=0, to=0, count=8), "A journey needs another prompt or another seed to go to."),
-        (dict(place=0, to=2, count=8), "A journey needs another prompt or another seed to go to."),
-        (dict(place=0, to=5, count=8), "The pictures are no longer on the server."),
-        (dict(place=0, to="1", count=8), "The pictures are no longer on the server."),
-        (dict(place=0, to=[1], count=8), "The pictures are no longer on the server."),
-        (dict(place=7, to=None, count=8), "The pictures are no longer on the server."),
-        (dict(place=-1, to=1, count=8), "cannot be read"),
-        (dict(place=0, to=1, count=8, run="another"), "The pictures are no longer on the server."),
+        (dict(index=0, to=1, count=9), "A journey has 8, 16, 32 pictures, not 9."),
+        (dict(index=0, to=1, count="8"), "A journey has 8, 16, 32 pictures, not '8'."),
+        (dict(index=0, to=1), "A journey has 8, 16, 32 pictures, not None."),
+        (dict(index=0, to=0, count=8), "A journey needs another prompt or another seed to go to."),
+        (dict(index=0, to=2, count=8), "A journey needs another prompt or another seed to go to."),
+        (dict(index=0, to=5, count=8), "The pictures are no longer on the server."),
+        (dict(index=0, to="1", count=8), "The pictures are no longer on the server."),
+        (dict(index=0, to=[1], count=8), "The pictures are no longer on the server."),
+        (dict(index=7, to=None, count=8), "The pictures are no longer on the server."),
+        (dict(index=-1, to=1, count=8), "cannot be read"),
+        (dict(index=0, to=1, count=8, run="another"), "The pictures are no longer on the server."),
     ],
 )
 def test_a_journey_that_cannot_be_is_refused_in_a_sentence_and_nothing_drawn(
@@ -202,7 +206,7 @@ def test_a_journey_that_cannot_be_is_refused_in_a_sentence_and_nothing_drawn(
 ):
     run, asking = ask
     answer = asking("journey", **values)
-    assert told in answer["told"] and answer["kind"] == "wrong"
+    assert told in answer["message"] and answer["kind"] == "wrong"
     assert run.over and not run.journey
 
 
@@ -212,7 +216,7 @@ def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(
     run, asking = ask
     monkeypatch.setenv("PATH", str(tmp_path))  # without ffmpeg
     assert asking("movie") == {}
-    assert asking("journey", place=0, to=None, count=8)["run"] == run.key
+    assert asking("journey", index=0, to=None, count=8)["run"] == run.key
     assert [*following(run, "a tab")][-1].line.text.startswith("Done")
     ends = [read_png(run.journey[index].png).pictures[0] for index in (0, 1, 7)]
     assert {each.prompt for each in ends} == {"a fox"}
@@ -220,7 +224,7 @@ def test_another_seed_is_drawn_and_a_file_is_of_a_kind_that_can_be_written(
     assert asking("movie")["view"].endswith("journey.webp")
     for kind in ("mp4", "../../a", ["webp"], 1):
         answer = asking("movie", kind=kind)
-        assert answer["kind"] == "wrong" and "there are webp, gif." in answer["told"]
+        assert answer["kind"] == "wrong" and "there are webp, gif." in answer["message"]
     assert asking("movie", kind="gif")["file"].endswith("journey.gif")
     (tmp_path / "ffmpeg").write_text('#!/bin/sh\nfor last; do :; done\necho moves > "$last"\n')
     (tmp_path / "ffmpeg").chmod(0o755)

@@ -156,7 +156,7 @@ def test_one_picture_is_drawn_again_with_its_seed_and_the_others_stay():
     heard = [ENGLISH.translate(text) for snapshot in snapshots for text in snapshot.news]
     assert heard == ["Picture 2 is ready."]
     assert run.pictures() == {**before, 1: PictureFile("new 4.png", "new 4.webp")}
-    assert run.request.prompts == ("a", "new", "c") and run.request.values()["own"] == []
+    assert run.request.prompts == ("a", "new", "c") and run.request.values()["overrides"] == []
 
 
 def test_the_next_redraw_cancels_the_one_before_and_who_follows_is_told_of_both():

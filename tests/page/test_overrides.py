@@ -44,7 +44,7 @@ def panel(tab, number):
 
 
 def summaries(tab):
-    return tab.locator(".own-summary span")
+    return tab.locator(".overrides-summary span")
 
 
 # --- links and labels ---------------------------------------------------------------------------
@@ -52,18 +52,20 @@ def summaries(tab):
 
 REQUESTS = [
     make_request(
-        prompts=("a", "", "c", "d"), own=(dict(steps=3), None, dict(seed=0, guidance=0.5))
+        prompts=("a", "", "c", "d"), overrides=(dict(steps=3), None, dict(seed=0, guidance=0.5))
     ),
-    make_request(prompts=("a", "b"), negative_prompt="blur", own=(None, dict(negative_prompt=""))),
+    make_request(
+        prompts=("a", "b"), negative_prompt="blur", overrides=(None, dict(negative_prompt=""))
+    ),
     make_request(
         prompts=("a", "b"),
         sampler="heun",
         spacing="karras",
-        own=(dict(sampler="euler", spacing=""), dict(spacing="linspace")),
+        overrides=(dict(sampler="euler", spacing=""), dict(spacing="linspace")),
     ),
     make_request(
         prompts=("é" * MAX_PROMPT_LENGTH,) * 8,
-        own=tuple(
+        overrides=tuple(
             dict(
                 negative_prompt=f"{i}" + "é" * (MAX_PROMPT_LENGTH - 1),
                 steps=i,
@@ -82,7 +84,7 @@ REQUESTS = [
         prompts=("a", "b"),
         guidance_stop=0.5,
         cache_interval=3,
-        own=(None, dict(guidance_start=0.25, guidance_stop=1.0, cache_interval=1)),
+        overrides=(None, dict(guidance_start=0.25, guidance_stop=1.0, cache_interval=1)),
     ),
 ]
 
@@ -103,8 +105,8 @@ def test_a_link_names_the_box_behind_the_setting():
         ("prompt=a&seed1=x", "Seed of prompt 1 should be a whole number, not 'x'."),
         ("prompt=a&sampler1=magic", "Sampler 'magic' of prompt 1 is unknown; there are"),
         ("prompt=a&steps9=3", "Unknown settings: steps9."),
-        ("prompt=a&steps3=3", "There are 3 own settings for 1 prompts."),
-        ("prompt=a&own=x", "The own settings should be a list, one of each prompt."),
+        ("prompt=a&steps3=3", "There are 3 overrides for 1 prompts."),
+        ("prompt=a&own=x", "The overrides should be a list, one for each prompt."),
     ],
 )
 def test_own_settings_in_a_link_that_are_none_are_refused_with_their_names(link, sentence):
@@ -124,7 +126,7 @@ def test_a_label_names_what_a_picture_has_on_its_own_and_no_seed():
         dict(spacing="karras", negative_prompt="v 2.0"),
         dict(negative_prompt=""),
     )
-    assert labels(make_request(prompts=tuple("abcd"), negative_prompt="no", own=own)) == [
+    assert labels(make_request(prompts=tuple("abcd"), negative_prompt="no", overrides=own)) == [
         "a",
         "Euler · 5 steps · guidance 2",
         "karras · without “v 2.0”",
@@ -134,7 +136,7 @@ def test_a_label_names_what_a_picture_has_on_its_own_and_no_seed():
 
 def test_in_a_comparison_every_picture_is_labelled_by_what_differs():
     own = (None, dict(steps=5, seed=0), dict(guidance=1.5, seed=0))
-    assert labels(make_request(prompts=("a",) * 3, own=own)) == [
+    assert labels(make_request(prompts=("a",) * 3, overrides=own)) == [
         "20 steps · guidance 7.5",
         "5 steps · guidance 7.5",
         "20 steps · guidance 1.5",
@@ -193,7 +195,7 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
         expect(summaries(other)).to_have_text(["Euler · 2 steps"])
         expect(panel(other, 2).get_by_label("Steps")).to_have_value("2")
 
-    tab.get_by_role("button", name="Clear the own settings of prompt 2").click()
+    tab.get_by_role("button", name="Clear the settings of prompt 2").click()
     expect(summaries(tab)).to_have_count(0)
     expect(tab.get_by_role("button", name="Own settings of prompt 2", exact=True)).to_be_focused()
     expect(panel(tab, 2).get_by_label("Steps")).to_have_value("")
@@ -329,7 +331,7 @@ def test_a_grid_brings_own_settings_back_and_new_prompts_begin_without(tab):
         negative_prompt="blur",
         height=32,
         width=32,
-        own=(dict(negative_prompt=""), dict(sampler="heun", spacing="karras")),
+        overrides=(dict(negative_prompt=""), dict(sampler="heun", spacing="karras")),
     )
     unfold(tab, "Read a picture")
     tab.locator("#read-panel input[type=file]").set_input_files(

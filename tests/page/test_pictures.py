@@ -442,13 +442,13 @@ def test_a_card_without_a_picture_is_reached_by_keys_as_well(tab):
     bookmark = tab.locator("[data-do=bookmark]").nth(2)
     expect(bookmark).to_have_attribute("aria-pressed", "true")
     tab.keyboard.press("o")
-    steps = tab.locator("#own-panel").get_by_label("Steps")
+    steps = tab.locator("#overrides-panel").get_by_label("Steps")
     steps.fill("3")
-    expect(tab.locator(".below .own").nth(2)).to_contain_text("3 steps")
+    expect(tab.locator(".below .overrides").nth(2)).to_contain_text("3 steps")
     tab.keyboard.press("Escape")
     expect(tab.locator(".below .fold").nth(2)).to_be_focused()
     tab.keyboard.press("x")
-    expect(tab.locator(".below .own").nth(2)).to_be_empty()
+    expect(tab.locator(".below .overrides").nth(2)).to_be_empty()
 
 
 def test_a_browser_finds_nothing_on_the_page_that_it_was_told_not_to_load(visitor, address):

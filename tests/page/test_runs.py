@@ -770,4 +770,4 @@ def test_a_fault_of_ours_is_not_told_as_what_somebody_filled_in(tab, monkeypatch
     says(tab, "The server failed")
     assert "KeyError: 'a key of ours'" in caplog.text
     answer = object.__new__(Actions).answer(ActionRequest({"do": "_fill"}, ""))
-    assert "load the page again" in answer["told"]
+    assert "load the page again" in answer["message"]

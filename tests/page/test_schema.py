@@ -8,12 +8,18 @@ import pytest
 
 from sd_tpu.page import schema
 
-FORM = {"prompts": ["a cat"], "seed": "7", "settings": {"steps": "4"}, "own": [{}], "keep": [True]}
+FORM = {
+    "prompts": ["a cat"],
+    "seed": "7",
+    "settings": {"steps": "4"},
+    "overrides": [{}],
+    "keep": [True],
+}
 ASKED = {"lang": "en", "browser": None, "run": None, "form": FORM}
 
 
 def test_a_message_keeps_the_fields_that_it_has_and_no_others():
-    vary = {**ASKED, "do": "vary", "place": 3}
+    vary = {**ASKED, "do": "vary", "index": 3}
     assert schema.read({**vary, "shown": "x"}) == vary
     assert "shown" not in schema.read({**ASKED, "do": "show"}), "that of the last run"
 
@@ -24,16 +30,16 @@ def test_a_message_keeps_the_fields_that_it_has_and_no_others():
         {"do": "nothing"},
         {"do": "_fill"},
         {"do": "vary"},
-        {"do": "vary", "place": 8},
-        {"do": "vary", "place": -1},
-        {"do": "vary", "place": "3"},
-        {"do": "change", "places": [0], "words": "red"},
-        {"do": "change", "places": [0], "words": "red", "strength": "0.5"},
-        {"do": "change", "places": [0], "words": ["red"], "strength": 0.5},
-        {"do": "change", "places": [], "words": "red", "strength": 0.5},
-        {"do": "around", "places": [8], "strength": 0.5},
-        {"do": "zip", "places": [*range(8), 0]},
-        {"do": "journey", "place": 0, "to": 1, "count": "8"},
+        {"do": "vary", "index": 8},
+        {"do": "vary", "index": -1},
+        {"do": "vary", "index": "3"},
+        {"do": "change", "indices": [0], "words": "red"},
+        {"do": "change", "indices": [0], "words": "red", "strength": "0.5"},
+        {"do": "change", "indices": [0], "words": ["red"], "strength": 0.5},
+        {"do": "change", "indices": [], "words": "red", "strength": 0.5},
+        {"do": "around", "indices": [8], "strength": 0.5},
+        {"do": "zip", "indices": [*range(8), 0]},
+        {"do": "journey", "index": 0, "to": 1, "count": "8"},
         {"do": "history", "act": "drop"},
         {"do": "history", "act": "show", "pages": "1"},
         {"do": "read"},
@@ -41,7 +47,7 @@ def test_a_message_keeps_the_fields_that_it_has_and_no_others():
         {"do": "generate", "form": {**FORM, "prompts": "a cat"}},
         {"do": "generate", "form": {**FORM, "seed": 7}},
         {"do": "generate", "form": {**FORM, "settings": {"steps": 4}}},
-        {"do": "generate", "form": {**FORM, "own": [None]}},
+        {"do": "generate", "form": {**FORM, "overrides": [None]}},
         {"do": "generate", "form": {**FORM, "colour": "red"}},
     ],
 )

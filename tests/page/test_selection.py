@@ -317,7 +317,7 @@ def test_two_pictures_lie_side_by_side_with_what_sets_them_apart(tab):
     fill(tab, [*THREE[:3], *[""] * 5], seed=7, steps=4)
     make(tab)
     unfold(tab, "Own settings of prompt 3")
-    tab.locator("#own-panel").get_by_label("Steps").fill("6")
+    tab.locator("#overrides-panel").get_by_label("Steps").fill("6")
     tab.keyboard.press("Escape")
     make(tab)
     shown = tab.evaluate(SOURCES)

@@ -80,7 +80,7 @@ def left_by(visit: Callable[[str], None]) -> float:
     return min(left)
 
 
-FORM = {"prompts": [], "seed": "", "settings": {}, "own": [], "keep": []}
+FORM = {"prompts": [], "seed": "", "settings": {}, "overrides": [], "keep": []}
 MESSAGE = {"lang": "ko", "browser": None, "run": None, "form": FORM}
 WATCH = {**MESSAGE, "do": "watch", "seen": 0, "before": False}
 

@@ -122,7 +122,7 @@ def refusal(values: dict) -> Sentence:
 
 
 def test_a_refusal_is_told_in_each_language():
-    told = refusal({"prompts": ["a", "b"], "own": [None, {"steps": 0}]})
+    told = refusal({"prompts": ["a", "b"], "overrides": [None, {"steps": 0}]})
     assert told == "Steps of prompt 2 should be from 1 to 200, not 0."
     said = {name: language.translate(told) for name, language in LANGUAGES.items()}
     assert said["en"] == told

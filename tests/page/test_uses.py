@@ -42,20 +42,20 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
     tab.get_by_role("button", name="Own settings of prompt 1", exact=True).click()
     # There is no picture yet.
-    expect(tab.locator("#own-panel .uses")).to_be_hidden()
+    expect(tab.locator("#overrides-panel .uses")).to_be_hidden()
     make(tab)
-    expect(tab.locator("#own-panel .uses")).to_be_visible()
+    expect(tab.locator("#overrides-panel .uses")).to_be_visible()
     unfold(tab, "Own settings of prompt 3")
-    expect(tab.locator("#own-panel .uses")).to_be_hidden()
+    expect(tab.locator("#overrides-panel .uses")).to_be_hidden()
     file = figures(tab).first.locator("a.icon").get_attribute("href")
     drawn = tab.request.get(f"{tab.url}{file}").body()
     more(tab, 1).get_by_role("button", name="Use picture 1").click()
-    own = tab.locator("#own-panel")
+    own = tab.locator("#overrides-panel")
     own.get_by_role("button", name="Use as control picture").click()
     expect(own.locator(".handed[open] [name=control_image] + img")).to_be_visible()
     own.get_by_label("Detector").select_option("canny")
-    slide(tab, "own", 0.5, "control_scale")
-    expect(tab.locator(".below .own").first).to_contain_text(
+    slide(tab, "overrides", 0.5, "control_scale")
+    expect(tab.locator(".below .overrides").first).to_contain_text(
         "canny detected · control strength 0.5"
     )
     make(tab)
@@ -71,7 +71,7 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     unfold(tab, "Own settings of prompt 2")
     own.get_by_label("ControlNet").select_option("depth")
     for name, value in (("scale", 0.7), ("start", 0.2), ("stop", 0.6)):
-        slide(tab, "own", value, f"control_{name}")
+        slide(tab, "overrides", value, f"control_{name}")
     make(tab)
     first, second = made_from(tab, 1), made_from(tab, 2)
     assert second.control_image == first.control_image
@@ -111,6 +111,6 @@ def test_where_nothing_is_followed_a_picture_is_started_from_at_once(
         fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
         make(tab)
         more(tab, 1).get_by_role("button", name="Use picture 1").click()
-        expect(tab.locator("#own-panel [name=init_image] + img")).to_be_visible()
+        expect(tab.locator("#overrides-panel [name=init_image] + img")).to_be_visible()
         expect(tab.locator(".uses")).to_have_count(0)
         assert not tab.locator("[name=control_image], [name=reference]").count()

@@ -181,12 +181,12 @@ def test_eight_control_pictures_strengths_and_shares_in_one_batch_give_the_bytes
     ]
     own += [{"sampler": samplers[i]} for i in (6, 7)]  # two that follow nothing
     prompts = [f"{i} cats" for i in range(8)]
-    together = drawn_with(given, engine, prompts=prompts, own=own)
+    together = drawn_with(given, engine, prompts=prompts, overrides=own)
     traces, compiled = programs_of(engine), count_compilations()
     assert traces == {"StableDiffusion 1": ONCE, "StableDiffusion 1 with ControlNet 1": ONCE}
     for i in range(8):
         (alone,) = drawn_with(
-            given, engine, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]]
+            given, engine, prompts=[*[""] * i, prompts[i]], overrides=[*[None] * i, own[i]]
         )
         assert np.array_equal(alone, together[i]), own[i]
     assert programs_of(engine) == traces and compiled() == 0
@@ -214,7 +214,7 @@ def test_controlnets_of_one_shape_share_programs_and_one_of_another_has_its_own(
         {
             **ASKED,
             "prompts": ["a"] * 4,
-            "own": [
+            "overrides": [
                 None,
                 *(
                     {"control_image": CONTROL.name, "controlnet": name}
@@ -302,7 +302,7 @@ def test_the_first_controlnet_that_fits_is_taken_and_a_picture_says_which(engine
         ({"control_start": 0.5, "control_stop": 0.5}, GIVEN, "should start before it stops"),
         ({"control_scale": 3}, GIVEN, "Control strength should be from 0"),
         (
-            {"prompts": ["a", "b"], "own": [None, {"control_image": CONTROL.name}]},
+            {"prompts": ["a", "b"], "overrides": [None, {"control_image": CONTROL.name}]},
             {},
             "^Prompt 2: The control picture",
         ),

@@ -177,7 +177,7 @@ class TestFlux2(TransformerPictureTests, QwenTests):
             )
         ]
         prompts = [f"{word} cat" for word in "abcdefgh"]
-        values = {**self.asked, "prompts": prompts, "own": own}
+        values = {**self.asked, "prompts": prompts, "overrides": own}
         request = Request.check(values, engine.catalog)
         together = pictures_of(engine.submit(request, inputs=SEEN))
         compiled = count_compilations()

@@ -227,7 +227,7 @@ def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_e
     own[5] |= {"control_image": CONTROL.name, "ip_adapter": "plus"}
     own += [{"sampler": samplers[i]} for i in (6, 7)]  # two without a reference picture
     prompts = [f"{i} cats" for i in range(8)]
-    together = drawn_with(given, engine, prompts=prompts, own=own)
+    together = drawn_with(given, engine, prompts=prompts, overrides=own)
     traces, compiled = programs_of(engine), count_compilations()
     assert traces == {
         "StableDiffusion 1": ONCE,
@@ -236,7 +236,7 @@ def test_eight_reference_pictures_and_strengths_in_one_batch_give_the_bytes_of_e
     }
     for i in range(8):
         (alone,) = drawn_with(
-            given, engine, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]]
+            given, engine, prompts=[*[""] * i, prompts[i]], overrides=[*[None] * i, own[i]]
         )
         assert np.array_equal(alone, together[i]), own[i]
     assert programs_of(engine) == traces and compiled() == 0
@@ -259,22 +259,24 @@ def test_what_many_pictures_share_is_encoded_once_for_each_adapter_and_not_again
         prompts=["a cat"] * 2,
         steps=2,
         reference=REFERENCE.name,
-        own=[None, {"ip_adapter": "second"}],
+        overrides=[None, {"ip_adapter": "second"}],
     )  # which are brought by that
     monkeypatch.setattr(ImageEncoder, "_encode", counting)
     eight = dict(prompts=["a cat"] * 8, steps=2, reference=photo.name)
     drawn_with(given, engine, **eight)
     assert len(encoded) == 1
-    drawn_with(given, engine, **eight, own=[{"reference_scale": 0.1 * i} for i in range(1, 9)])
+    drawn_with(
+        given, engine, **eight, overrides=[{"reference_scale": 0.1 * i} for i in range(1, 9)]
+    )
     assert len(encoded) == 1
     drawn_with(
         given,
         engine,
         **eight,
-        own=[*[{"ip_adapter": "second"}] * 3, None, *[{"init_image": photo.name}] * 4],
+        overrides=[*[{"ip_adapter": "second"}] * 3, None, *[{"init_image": photo.name}] * 4],
     )
     assert len(encoded) == 3, "another adapter sees another thing, and latents are none"
-    drawn_with(given, engine, **eight, own=[{"reference": REFERENCE.name}])
+    drawn_with(given, engine, **eight, overrides=[{"reference": REFERENCE.name}])
     assert len(encoded) <= 4
 
 
@@ -320,7 +322,7 @@ def test_the_first_adapter_that_fits_is_taken_and_a_picture_says_which(engine):
         ({"reference": "../a.png"}, GIVEN, "name of a picture that was handed in"),
         ({"reference_scale": 3}, GIVEN, "Reference strength should be from 0"),
         (
-            {"prompts": ["a", "b"], "own": [None, {"reference": REFERENCE.name}]},
+            {"prompts": ["a", "b"], "overrides": [None, {"reference": REFERENCE.name}]},
             {},
             "^Prompt 2: The reference picture",
         ),

@@ -198,10 +198,12 @@ def test_eight_starts_masks_and_strengths_in_one_batch_give_the_bytes_that_each_
     ]
     own.append({"sampler": samplers[7]})
     prompts = [f"{i} cats" for i in range(8)]
-    together = drawn(engine, given, prompts=prompts, own=own)
+    together = drawn(engine, given, prompts=prompts, overrides=own)
     traces, compiled = dict(engine.programs.traces), count_compilations()
     for i in range(8):
-        (alone,) = drawn(engine, given, prompts=[*[""] * i, prompts[i]], own=[*[None] * i, own[i]])
+        (alone,) = drawn(
+            engine, given, prompts=[*[""] * i, prompts[i]], overrides=[*[None] * i, own[i]]
+        )
         assert np.array_equal(alone, together[i]), own[i]
     assert engine.programs.traces == traces == {"encode": 1, "advance": 1, "decode": 1}
     assert compiled() == 0
@@ -276,7 +278,10 @@ def test_pictures_that_begin_with_the_same_share_it(engine, monkeypatch):
         lambda tickets, *args, **values: (made.extend(tickets), entered(tickets, *args, **values)),
     )
     drawn(
-        engine, prompts=["a", "b", "c"], init_image=START.name, own=[None, None, {"fit": "contain"}]
+        engine,
+        prompts=["a", "b", "c"],
+        init_image=START.name,
+        overrides=[None, None, {"fit": "contain"}],
     )
     first, second, third = (ticket.slot_inputs.pictures["start"] for ticket in made)
     assert first is second and first is not third
@@ -327,7 +332,7 @@ def test_fewer_steps_are_taken_and_told_of_a_picture_that_begins_with_another(en
         ({"init_image": START.name, "strength": 0.1}, GIVEN, "leaves none of 6 steps"),
         ({"init_image": "../a.png"}, GIVEN, "name of a picture that was handed in"),
         (
-            {"prompts": ["a", "b"], "own": [None, {"init_image": START.name}]},
+            {"prompts": ["a", "b"], "overrides": [None, {"init_image": START.name}]},
             {},
             "^Prompt 2: The start picture",
         ),

@@ -41,7 +41,7 @@ const page = {
     querySelector: element,
     querySelectorAll: () => [],
 };
-for (const selector of ["#line", "#own-panel"]) {
+for (const selector of ["#line", "#overrides-panel"]) {
     Object.assign(element(selector), {
         querySelector: (within) => element(`${selector} ${within}`),
     });

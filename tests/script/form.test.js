@@ -11,7 +11,7 @@ test("a seed is a number from 0 on, and anything else draws a new one", () => {
 });
 
 test("only the settings that are different have changed", () => {
-    const form = (settings) => ({ prompts: [], seed: "", settings, own: [], keep: [] });
+    const form = (settings) => ({ prompts: [], seed: "", settings, overrides: [], keep: [] });
     assert.deepEqual(
         changedSettings(
             form({ steps: "20", size: "a" }),

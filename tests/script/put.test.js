@@ -34,7 +34,7 @@ test("what moves to all is no box's own any more", () => {
     const own = [{ init_image: " a ", strength: "", steps: "3" }, { strength: "0.5" }];
     assert.deepEqual(movedToAll(own, 0, ["init_image", "mask", "strength"]), {
         settings: { init_image: "a" },
-        own: [{ steps: "3" }, {}],
+        overrides: [{ steps: "3" }, {}],
     });
 });
 

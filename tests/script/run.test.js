@@ -80,7 +80,7 @@ test("a run that cannot be shown keeps nobody from trying again", async () => {
 });
 
 test("a run that is stopped before it has a name is stopped once it has one", async () => {
-    const started = start(request("journey", { place: 0, to: null, count: 8 }));
+    const started = start(request("journey", { index: 0, to: null, count: 8 }));
     stop();
     await settled();
     assert.deepEqual(server.actions, ["journey"], "the server knows nothing to stop yet");
@@ -91,7 +91,7 @@ test("a run that is stopped before it has a name is stopped once it has one", as
 });
 
 test("a run that is not stopped goes on", async () => {
-    const started = start(request("journey", { place: 0, to: null, count: 8 }));
+    const started = start(request("journey", { index: 0, to: null, count: 8 }));
     await settled();
     server.asked[0].resolve({ run: "1" });
     assert.equal(await started, true);
@@ -105,11 +105,11 @@ test("what goes on is stopped at once", () => {
 
 test("Generate is off and Stop is on until a run is refused", async () => {
     const buttons = () => [element("#generate").disabled, element("#stop").disabled];
-    const started = start(request("journey", { place: 0, to: null, count: 8 }));
+    const started = start(request("journey", { index: 0, to: null, count: 8 }));
     showGo();
     assert.deepEqual(buttons(), [true, false]);
     await settled();
-    server.asked[0].resolve({ told: "No prompt.", kind: "wrong" });
+    server.asked[0].resolve({ message: "No prompt.", kind: "wrong" });
     assert.equal(await started, false);
     assert.deepEqual(buttons(), [false, true]);
     assert.equal(element("#line p").textContent, "No prompt.");
@@ -117,7 +117,7 @@ test("Generate is off and Stop is on until a run is refused", async () => {
 
 test("where no answer comes the line says that the server failed", async () => {
     element("#generate").dataset.failed = "The server failed.";
-    const started = start(request("journey", { place: 0, to: null, count: 8 }));
+    const started = start(request("journey", { index: 0, to: null, count: 8 }));
     await settled();
     server.asked[0].reject(new Error("gone"));
     assert.equal(await started, false);
@@ -127,6 +127,6 @@ test("where no answer comes the line says that the server failed", async () => {
 test("an answer about a model that is no longer chosen is dropped", async () => {
     element('#settings-panel [name="model"]').value = "new";
     const asked = ask("model", { model: "old" });
-    server.asked[0].resolve({ told: "Old." });
+    server.asked[0].resolve({ message: "Old." });
     assert.deepEqual(await asked, {});
 });

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { isSame, MOST, parseStacks, push, step } from "../../sd_tpu/page/script/undo-stack.js";
 
-const form = (prompt) => ({ prompts: [prompt], seed: "-1", settings: {}, own: [], keep: [] });
+const form = (prompt) => ({ prompts: [prompt], seed: "-1", settings: {}, overrides: [], keep: [] });
 const snapshot = (prompt, run = null, drawn = false) => ({ form: form(prompt), run, drawn });
 const shows =
     (prompt, run = null) =>

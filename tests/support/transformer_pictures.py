@@ -161,7 +161,7 @@ class TransformerPictureTests:
     ):
         expected = self.kinds[kind]
         own = [{"guidance": 2.0}, {"guidance": 6.0}]
-        weak, strong = self.drawn(engine, prompts=2 * self.prompts[:1], own=own)
+        weak, strong = self.drawn(engine, prompts=2 * self.prompts[:1], overrides=own)
         assert_alike(weak, self.theirs(reference, engine, guidance_scale=2.0))
         assert_alike(strong, self.theirs(reference, engine, 1, guidance_scale=6.0))
         compiled = count_compilations()
@@ -203,7 +203,9 @@ class TransformerPictureTests:
             for index, sampler in enumerate(samplers)
         ]
         prompts = [f"{word} {self.prompts[index % 2]}" for index, word in enumerate("abcdefgh")]
-        request = Request.check({**self.asked, "prompts": prompts, "own": own}, engine.catalog)
+        request = Request.check(
+            {**self.asked, "prompts": prompts, "overrides": own}, engine.catalog
+        )
         together, compiled = pictures_of(engine.submit(request)), count_compilations()
         assert all(picture.std() > 2 for picture in together.values())
         for index in (0, 4, 7):

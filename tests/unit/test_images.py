@@ -136,7 +136,7 @@ def requests(draw) -> Request:
         "guidance_start": draw(st.just(0.0) | st.floats(0, 0.5, exclude_max=True)),
         "guidance_stop": draw(st.just(1.0) | st.floats(0.5, 1)),
         "cache_interval": draw(st.integers(1, 10)),
-        "own": draw(st.lists(owns(sampler), max_size=len(prompts))),
+        "overrides": draw(st.lists(owns(sampler), max_size=len(prompts))),
     }
     sides = st.integers(1, 1 << 16)
     values |= {"model": draw(texts)[:1000].strip(), "height": draw(sides), "width": draw(sides)}
@@ -275,7 +275,7 @@ def test_the_text_of_several_prompts_shows_them_to_people_too():
 
 def test_own_settings_are_a_field_that_says_what_differs_and_nothing_else_changes():
     three = {**ASKED, "prompts": ("a cat", "", "a dog", "a hen")}
-    mixed = make_request(**three, own=(None, None, dict(steps=30, sampler="lcm", spacing="")))
+    mixed = make_request(**three, overrides=(None, None, dict(steps=30, sampler="lcm", spacing="")))
     field = json.dumps('[null, null, {"steps": 30, "sampler": "lcm", "spacing": ""}, null]')
     text = format_parameters(mixed)
     assert text == format_parameters(make_request(**three)) + f", Own settings: {field}"
@@ -308,7 +308,7 @@ def test_a_text_of_before_a_request_was_made_of_pictures_reads_the_same():
 
 def test_one_picture_of_a_mixed_request_is_written_as_if_it_had_been_asked_alone():
     own = dict(steps=30, guidance=2.0, sampler="heun", seed=5, negative_prompt="fog", spacing="")
-    mixed = make_request(**{**ASKED, **dict(prompts=("a", "b"), own=(None, own))})
+    mixed = make_request(**{**ASKED, **dict(prompts=("a", "b"), overrides=(None, own))})
     text = format_parameters(mixed.only(1))
     assert text.startswith("b\nNegative prompt: fog\nSteps: 30, Sampler: Heun, CFG scale: 2, ")
     assert "Own" not in text
@@ -318,7 +318,7 @@ def test_the_longest_request_of_all_comes_back_from_a_png():
     longest = "👩" * MAX_PROMPT_LENGTH
     owns = [dict(negative_prompt=longest[:-1] + str(index)) for index in range(8)]
     request = Request.check(
-        {"prompts": [longest] * 8, "negative_prompt": longest, "own": owns}, Picture()
+        {"prompts": [longest] * 8, "negative_prompt": longest, "overrides": owns}, Picture()
     )
     assert read_png(to_png(PIXELS, request)) == request
 
@@ -397,9 +397,9 @@ BAD_TEXTS = {
         "The picture's settings are garbled: Own settings.",
     ),
     "own deep": (f'{LINE}, Own settings: "{"[" * 200_000}"', "The picture's settings are garbled"),
-    "own one": (f'{LINE}, Own settings: "{{}}"', "The own settings should be a list, one of each"),
-    "own text": (f'{LINE}, Own settings: "[3]"', "The own settings of prompt 1 should be values b"),
-    "own two": (f'{LINE}, Own settings: "[null, null]"', "There are 2 own settings for 1 prompts."),
+    "own one": (f'{LINE}, Own settings: "{{}}"', "The overrides should be a list, one for each"),
+    "own text": (f'{LINE}, Own settings: "[3]"', "The overrides of prompt 1 should be values b"),
+    "own two": (f'{LINE}, Own settings: "[null, null]"', "There are 2 overrides for 1 prompts."),
     "own name": (
         LINE + ", Own settings: " + json.dumps('[{"' + "x" * 99_999 + '": 1}]'),
         f"Unknown settings of prompt 1: {'x' * 40}.",

@@ -104,20 +104,20 @@ REFUSALS = {
         "Cache interval should be a whole number, not 1.5.",
     ),
     "unknown keys": (dict(cfg=1, beta=2), "Unknown settings: beta, cfg."),
-    "own text": (dict(own="steps"), "The own settings should be a list, one of each prompt."),
-    "own by name": (dict(own={"steps": 3}), "The own settings should be a list, one of each"),
-    "own number": (dict(own=3), "The own settings should be a list, one of each prompt."),
-    "too many own": (dict(own=[None, None]), "There are 2 own settings for 1 prompts."),
+    "own text": (dict(overrides="steps"), "The overrides should be a list, one for each prompt."),
+    "own by name": (dict(overrides={"steps": 3}), "The overrides should be a list, one for each"),
+    "own number": (dict(overrides=3), "The overrides should be a list, one for each prompt."),
+    "too many own": (dict(overrides=[None, None]), "There are 2 overrides for 1 prompts."),
     "own list of lists": (
-        dict(own=[["steps", 3]]),
-        "The own settings of prompt 1 should be values by name, not ['steps'",
+        dict(overrides=[["steps", 3]]),
+        "The overrides of prompt 1 should be values by name, not ['steps'",
     ),
     "own unknown keys": (
-        dict(own=[{"prompts": 9, 3: 4, "x" * 99: 5}]),
+        dict(overrides=[{"prompts": 9, 3: 4, "x" * 99: 5}]),
         f"Unknown settings of prompt 1: 3, prompts, {'x' * 40}.",
     ),
     "own size": (
-        dict(own=[{"width": 512}]),
+        dict(overrides=[{"width": 512}]),
         "Pictures of 512x64 were asked for; this server makes 96x64.",
     ),
 }
@@ -161,7 +161,7 @@ def test_what_cannot_be_served_is_refused_in_one_sentence_that_says_why(case):
 def test_a_bad_value_of_one_picture_is_refused_by_a_sentence_that_names_its_prompt(case):
     own, sentence = OWN_REFUSALS[case]
     with pytest.raises(RequestError) as caught:
-        check(prompts=["a", "", "b"], own=[{"steps": 3}, None, own])
+        check(prompts=["a", "", "b"], overrides=[{"steps": 3}, None, own])
     message = str(caught.value)
     assert message.startswith(sentence) and message.endswith(".") and "\n" not in message
 
@@ -249,7 +249,7 @@ def test_only_is_the_request_that_makes_one_picture_again():
 
 
 def test_a_request_grows_to_take_a_picture_up_and_shrinks_to_none():
-    request, new = check(own=[{"steps": 3}]), picture(seed=1, guidance=0.0)
+    request, new = check(overrides=[{"steps": 3}]), picture(seed=1, guidance=0.0)
     grown = request.replaced(3, new)
     assert grown.pictures == (*request.pictures, None, None, new)
     assert grown.replaced(0, None).indices() == [3]
@@ -271,14 +271,14 @@ def test_a_picture_takes_its_own_settings_and_the_common_ones_where_it_has_none(
         cache_interval=3,
         seed=77,
     )
-    request = check(prompts=["a", "b", "c"], seed=3, steps=5, own=[None, own, {"steps": 7}])
+    request = check(prompts=["a", "b", "c"], seed=3, steps=5, overrides=[None, own, {"steps": 7}])
     assert request.only(0) == check(prompts=["a"], seed=3, steps=5)
     assert request.only(1) == check(prompts=["b"], **own)
     assert request.only(2) == check(prompts=["c"], seed=5, steps=7)
 
 
 def test_an_own_negative_prompt_can_be_none_at_all():
-    assert picture(negative_prompt="fog", own=[{"negative_prompt": ""}]).negative_prompt == ""
+    assert picture(negative_prompt="fog", overrides=[{"negative_prompt": ""}]).negative_prompt == ""
 
 
 def test_own_settings_that_change_nothing_are_none():
@@ -287,8 +287,8 @@ def test_own_settings_that_change_nothing_are_none():
     )
     plain = check(prompts=["a", "b"], seed=3)
     for own in ([], [None], [{}, {}], [None, same], [{"steps": None}]):
-        request = check(prompts=["a", "b"], seed=3, own=own)
-        assert request == plain and request.values()["own"] == []
+        request = check(prompts=["a", "b"], seed=3, overrides=own)
+        assert request == plain and request.values()["overrides"] == []
 
 
 def test_what_most_pictures_share_is_common_and_the_rest_is_overridden():
@@ -296,7 +296,7 @@ def test_what_most_pictures_share_is_common_and_the_rest_is_overridden():
         prompts=["", "a", "b", "c"],
         seed=5,
         steps=9,
-        own=[{"steps": 3}, {"steps": 4, "seed": 0}, None, {"guidance": 2}],
+        overrides=[{"steps": 3}, {"steps": 4, "seed": 0}, None, {"guidance": 2}],
     )
     assert request.common == dataclasses.replace(DEFAULTS, seed=5, steps=9)
     assert [request.overrides(index) for index in range(4)] == [
@@ -309,20 +309,20 @@ def test_what_most_pictures_share_is_common_and_the_rest_is_overridden():
 
 def test_what_pictures_begin_from_is_left_out_of_what_is_common_with_all_that_belongs_to_it():
     start = dict(init_image="0" * 64, mask="1" * 64, strength=0.5, mask_blur=9)
-    request = check(prompts=["a", "b"], steps=9, control_scale=0.5, own=[start, start])
+    request = check(prompts=["a", "b"], steps=9, control_scale=0.5, overrides=[start, start])
     common = request.common_without_inputs
     assert common == dataclasses.replace(DEFAULTS, seed=request.seed, steps=9, control_scale=0.5)
-    assert request.values(common)["own"] == [start, start]
+    assert request.values(common)["overrides"] == [start, start]
     assert Request.check(request.values(common), DEFAULTS) == request
     plain = check(prompts=["a"], strength=0.5)
     assert plain.common_without_inputs == plain.common
 
 
 def test_what_is_as_frequent_is_common_if_it_is_the_default_or_comes_first():
-    request = check(prompts=["a", "b"], cache_interval=3, own=[None, {"cache_interval": 1}])
-    assert request.values()["own"] == [{"cache_interval": 3}, None]
-    request = check(prompts=["a", "b"], steps=3, own=[None, {"steps": 4}])
-    assert request.values()["own"] == [None, {"steps": 4}]
+    request = check(prompts=["a", "b"], cache_interval=3, overrides=[None, {"cache_interval": 1}])
+    assert request.values()["overrides"] == [{"cache_interval": 3}, None]
+    request = check(prompts=["a", "b"], steps=3, overrides=[None, {"steps": 4}])
+    assert request.values()["overrides"] == [None, {"steps": 4}]
 
 
 def test_settings_that_do_not_go_together_are_never_common():
@@ -333,7 +333,7 @@ def test_settings_that_do_not_go_together_are_never_common():
         {"sampler": "heun"},
         {"sampler": "lms"},
     ]
-    request = check(prompts=["a"] * 5, sampler="euler", spacing="karras", own=own)
+    request = check(prompts=["a"] * 5, sampler="euler", spacing="karras", overrides=own)
     assert [made.spacing for made in request.pictures] == ["", "", *["karras"] * 3]
     assert Request.check(request.values(), DEFAULTS) == request
 
@@ -348,14 +348,14 @@ def test_an_own_sampler_takes_the_common_spacing_if_it_has_that():
         {"sampler": "ddim"},
         {"sampler": "heun", "spacing": "trailing"},
     ]
-    request = check(prompts=["a"] * 6, own=own, **common)
+    request = check(prompts=["a"] * 6, overrides=own, **common)
     spacings = [made.spacing for made in request.pictures]
     assert spacings == ["", "karras", "karras", "", "", "trailing"]
 
 
 def test_an_own_start_of_guidance_is_held_against_the_common_stop():
     with pytest.raises(RequestError, match=r"^Guidance of prompt 2 should start before it stops"):
-        check(prompts=["a", "b"], guidance_stop=0.5, own=[None, {"guidance_start": 0.5}])
+        check(prompts=["a", "b"], guidance_stop=0.5, overrides=[None, {"guidance_start": 0.5}])
 
 
 # --- the table ----------------------------------------------------------------------------------

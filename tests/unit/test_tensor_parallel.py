@@ -213,11 +213,11 @@ def computed(name: str, chips: int, *, int8: bool = False, deltas=None, params=N
     mesh = make_mesh(chips, chips)
     divided = {"network": divisions(graph, params, chips)}
     holder = ReplicaWeights(mesh)
-    holder.put(0, "own", {"network": params}, divided)
+    holder.put(0, "overrides", {"network": params}, divided)
     if deltas is not None:
-        merged = merge(holder.of(0, "own"), {"network": deltas}, divided)
-        holder.record(0, "own", merged)
-    there = holder.together(["own"])
+        merged = merge(holder.of(0, "overrides"), {"network": deltas}, divided)
+        holder.record(0, "overrides", merged)
+    there = holder.together(["overrides"])
     specs = jax.tree.map(lambda where: where.spec, shardings(mesh, divided, stacked=True))
     program = _over_devices(
         lambda params, _: call(nnx.merge(graph, params["network"])),
@@ -325,8 +325,8 @@ def computed_with_rows(name: str, chips: int, *, int8: bool = False):
         values = {"A": delta.left, "B": strength * delta.scale * delta.right}
         rows[layer] = {factor: its[factor].in_order(values[factor])[None] for factor in its}
     holder = ReplicaWeights(mesh)
-    holder.put(0, "own", {"network": params}, {"network": divided})
-    there = holder.together(["own"])
+    holder.put(0, "overrides", {"network": params}, {"network": divided})
+    there = holder.together(["overrides"])
     specs, row_specs = (
         jax.tree.map(lambda where: where.spec, shardings(mesh, tree, stacked=True))
         for tree in ({"network": divided}, of_factors)
@@ -397,8 +397,10 @@ def test_parameters_are_read_into_shares(tmp_path):
         stored, params, sharding=where, source=tmp_path, leading=True, divisions=divided
     )
     holder = ReplicaWeights(make_mesh(4, 4))
-    holder.put(0, "own", params, divided)
-    for one, other in zip(jax.tree.leaves(read), jax.tree.leaves(holder.of(0, "own")), strict=True):
+    holder.put(0, "overrides", params, divided)
+    for one, other in zip(
+        jax.tree.leaves(read), jax.tree.leaves(holder.of(0, "overrides")), strict=True
+    ):
         assert one.sharding == other.sharding and np.array_equal(one, other)
 
 

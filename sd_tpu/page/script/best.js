@@ -22,7 +22,7 @@ let count = 0; // of all rounds
  * @returns {Round}
  */
 export function after({ pair, rest: [next, ...rest] }, side) {
-    return { pair: pair.map((place, at) => (at === side ? place : next)), rest };
+    return { pair: pair.map((index, at) => (at === side ? index : next)), rest };
 }
 
 function show() {
@@ -31,9 +31,9 @@ function show() {
         .replace("%", String(count - round.rest.length))
         .replace("§", String(count));
     for (const [side, image] of $$("img", dialog()).entries()) {
-        const place = round.pair[side];
-        image.src = String(state.away.finished[place]);
-        image.alt = `${place + 1}: ${$("figure img", cards()[place])?.alt ?? ""}`;
+        const index = round.pair[side];
+        image.src = String(state.away.finished[index]);
+        image.alt = `${index + 1}: ${$("figure img", cards()[index])?.alt ?? ""}`;
     }
 }
 

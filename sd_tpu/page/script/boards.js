@@ -42,7 +42,7 @@ async function change(act, more) {
     const done = answer.boards !== undefined;
     const current = !more.ids || more.ids[0] === about.id; // else another was asked about since
     if (done && about.id && current) $(".list", dialog()).innerHTML = answer.boards ?? "";
-    $(".wrong", dialog()).textContent = done ? "" : (answer.told ?? "");
+    $(".wrong", dialog()).textContent = done ? "" : (answer.message ?? "");
     if (answer.board !== undefined) showBoard(answer.board);
     return done;
 }

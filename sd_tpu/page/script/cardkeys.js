@@ -20,7 +20,7 @@ const BUTTONS = {
     KeyO: ".below [data-do=fold]",
     KeyB: ".menu [data-do=boards]",
     KeyP: ".below [data-do=bookmark]",
-    KeyX: ".own-summary button",
+    KeyX: ".overrides-summary button",
 };
 
 /** What a key presses, or comes to, where that card is selected. */

@@ -38,13 +38,13 @@ export function showCards() {
 }
 
 register({
-    keep({ place }) {
-        const index = Number(place);
+    keep({ index: card }) {
+        const index = Number(card);
         state.keep[index] = !state.keep[index];
         hooks.changed();
     },
-    bookmark({ place }) {
-        toggleBookmark(boxes()[Number(place)].value.trim());
+    bookmark({ index }) {
+        toggleBookmark(boxes()[Number(index)].value.trim());
         hooks.changed();
     },
 });

@@ -14,22 +14,22 @@ const words = (form) => $("[name=words]", form);
 /** The card that the line lies on. */
 const card = () => /** @type {Part} */ (line().closest(".card"));
 
-/** Whether all of these cards' pictures are of models that edit. @param {number[]} places */
-const edits = (places) => places.every((place) => $("figure[data-edits]", cards()[place]));
+/** Whether all of these cards' pictures are of models that edit. @param {number[]} indices */
+const edits = (indices) => indices.every((index) => $("figure[data-edits]", cards()[index]));
 
 /**
  * Shows how much changes only where that can be said.
  * @param {Part} form
- * @param {number[]} places
+ * @param {number[]} indices
  */
-export function showStrength(form, places) {
-    /** @type {Part} */ ($("[type=range]", form).parentElement).hidden = edits(places);
+export function showStrength(form, indices) {
+    /** @type {Part} */ ($("[type=range]", form).parentElement).hidden = edits(indices);
 }
 
-/** Puts the line over a picture; what was written there before is chosen. @param {number} place */
-function open(place) {
-    cards()[place].append(line());
-    showStrength(line(), [place]);
+/** Puts the line over a picture; what was written there before is chosen. @param {number} index */
+function open(index) {
+    cards()[index].append(line());
+    showStrength(line(), [index]);
     line().hidden = false;
     words(line()).focus();
     words(line()).select();
@@ -54,11 +54,11 @@ export function meaning({ key, ctrlKey, metaKey, isComposing }) {
 /**
  * Draws pictures as a form says, which is emptied once that has begun; returns whether it has.
  * @param {Part} form
- * @param {number[]} places
+ * @param {number[]} indices
  */
-export async function drawSaid(form, places) {
+export async function drawSaid(form, indices) {
     const said = words(form).value;
-    const asked = { places, words: said, strength: Number($("[type=range]", form).value) };
+    const asked = { indices, words: said, strength: Number($("[type=range]", form).value) };
     // A change before this one has filled in its values then.
     const drawn = state.changing.then(() => drawChanged(asked));
     state.changing = drawn.catch(() => {});
@@ -69,9 +69,9 @@ export async function drawSaid(form, places) {
 
 /** Draws what the line says; it stays where that is refused. */
 async function draw() {
-    const place = cards().indexOf(card());
+    const index = cards().indexOf(card());
     close();
-    if (!(await drawSaid(line(), [place])) && line().hidden) open(place);
+    if (!(await drawSaid(line(), [index])) && line().hidden) open(index);
 }
 
 listen("submit", (target, event) => {
@@ -94,6 +94,6 @@ listen(
 );
 
 register({
-    change: ({ place }) => open(Number(place)),
+    change: ({ index }) => open(Number(index)),
     leave_change: close,
 });

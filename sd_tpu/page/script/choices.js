@@ -22,7 +22,7 @@ let samplers = null;
 export function offerChoices(name, values) {
     const ticked = name === "size" ? TICKED_SIZES : BOXES;
     const all = $(`#all-${name}`);
-    const own = $(`#own-${name}`);
+    const own = $(`#overrides-${name}`);
     const options = () => values.map((each) => new Option(each, each));
     all.replaceChildren(...options());
     own.replaceChildren(own.options[0], ...options());
@@ -113,7 +113,7 @@ function renew(name, values) {
     const { value } = $(`#all-${name}`);
     offerChoices(name, values);
     choose($(`#all-${name}`), value);
-    choose($(`#own-${name}`), state.overrides[state.panelIndex][name] ?? "");
+    choose($(`#overrides-${name}`), state.overrides[state.panelIndex][name] ?? "");
 }
 
 /** Marks the preset whose number of steps is filled in. */

@@ -71,7 +71,7 @@ function offer(box, found, ghost = "") {
     for (const each of boxes()) {
         for (const name of ["controls", "activedescendant"]) each.removeAttribute(`aria-${name}`);
     }
-    const listed = opens ? String(list.dataset.told).replace("%", String(found.length)) : "";
+    const listed = opens ? String(list.dataset.announced).replace("%", String(found.length)) : "";
     if (told || listed) news([told, listed].filter(Boolean).join(". ")); // in one breath
     if (!found.length) return;
     list.replaceChildren(

@@ -57,7 +57,7 @@ export const settingFields = () => $$("#settings-panel [name]");
 export const settingField = (name) => $(`#settings-panel [name="${CSS.escape(name)}"]`);
 
 /** The button that opens the overrides of a box. @param {number | string} index */
-export const overridesButton = (index) => $(`.below .fold[data-place="${index}"]`);
+export const overridesButton = (index) => $(`.below .fold[data-index="${index}"]`);
 
 /** Whether the page is read from right to left. */
 export const isRightToLeft = () => document.documentElement.dir === "rtl";

@@ -53,7 +53,7 @@ function moved(slider) {
 function edit(field, inputType) {
     const inSettings = field.closest("#settings-panel");
     const index = boxes().indexOf(field);
-    if (field.closest("#own-panel")) override(field);
+    if (field.closest("#overrides-panel")) override(field);
     else if (field.name === "model" && inSettings) changeModel(field.value);
     else if (field.name === "what") showValues(field);
     else if (field.type === "search") search(field.value);

@@ -4,7 +4,7 @@ import { $, listen } from "./dom.js";
 import { state } from "./state.js";
 
 const BUTTONS = "#cards :is([data-do], .icon), #history-panel [data-do]";
-const PARTS = ["data-do", "data-act", "data-id", "data-place", "data-name", "popovertarget"];
+const PARTS = ["data-do", "data-act", "data-id", "data-index", "data-name", "popovertarget"];
 
 listen("pointerdown", () => {
     state.focus = null;

@@ -14,7 +14,7 @@ export function readForm() {
         prompts: boxes().map((box) => box.value),
         seed: seedBox().value,
         settings: Object.fromEntries(settingFields().map((field) => [field.name, field.value])),
-        own: state.overrides.map((box) => ({ ...box })),
+        overrides: state.overrides.map((box) => ({ ...box })),
         keep: [...state.keep],
     };
 }
@@ -23,7 +23,7 @@ export function readForm() {
  * Fills in a form, or a part of one.
  * @param {import("./types").FormPart} form
  */
-export function fill({ prompts, seed, settings = {}, sizes, own, keep }) {
+export function fill({ prompts, seed, settings = {}, sizes, overrides, keep }) {
     state.filling = true;
     try {
         if (prompts) for (const [index, box] of boxes().entries()) write(box, prompts[index] ?? "");
@@ -35,7 +35,8 @@ export function fill({ prompts, seed, settings = {}, sizes, own, keep }) {
             offerDependent();
         }
         const each = { length: BOXES };
-        if (own) state.overrides = Array.from(each, (_, index) => onlyTexts(own[index]));
+        if (overrides)
+            state.overrides = Array.from(each, (_, index) => onlyTexts(overrides[index]));
         if (keep) state.keep = Array.from(each, (_, index) => keep[index] === true);
     } finally {
         state.filling = false;

@@ -85,5 +85,5 @@ export function showGhost(box, text) {
     const whole = text && box.value + text;
     if (whole === told) return "";
     told = whole;
-    return whole && String(ghost.dataset.told).replace("%", whole);
+    return whole && String(ghost.dataset.announced).replace("%", whole);
 }

@@ -10,7 +10,7 @@ import { state, USES } from "./state.js";
  * @param {Element} element
  */
 export function boxIndexOf(element) {
-    return element.closest("#own-panel") ? state.panelIndex : undefined;
+    return element.closest("#overrides-panel") ? state.panelIndex : undefined;
 }
 
 /**
@@ -64,6 +64,6 @@ export function showInputs() {
 
 /** What the picture of the box can be used as, if it has one. */
 export function showUses() {
-    const uses = $("#own-panel .uses");
-    if (uses) uses.hidden = !$(`[data-do=begin][data-place="${state.panelIndex}"]`);
+    const uses = $("#overrides-panel .uses");
+    if (uses) uses.hidden = !$(`[data-do=begin][data-index="${state.panelIndex}"]`);
 }

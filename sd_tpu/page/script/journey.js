@@ -17,20 +17,20 @@ let first = ""; // what is seen until one has come
 let drawing = false; // whether one is drawn, even if it was stopped meanwhile
 let asking = false; // whether the server is being asked for them
 
-/** Offers journeys from a card's picture to another's. @param {string} place */
-function plan(place) {
+/** Offers journeys from a card's picture to another's. @param {string} index */
+function plan(index) {
     const [from, to] = $$("select", dialog());
     const options = () =>
         $$("#cards figure.done").map(({ dataset }) => {
-            const number = Number(dataset.place) + 1;
+            const number = Number(dataset.index) + 1;
             const name = String(from.dataset.picture)
                 .replace("%", String(number))
                 .replace("§", String($(`#picture-${number} .words`).textContent));
-            return new Option(name, dataset.place);
+            return new Option(name, dataset.index);
         });
     from.replaceChildren(...options());
     to.replaceChildren(to.options[0], ...options());
-    from.value = place;
+    from.value = index;
     dialog().showModal();
     showJourney();
 }
@@ -103,13 +103,13 @@ export async function endJourney(finished = true) {
 }
 
 async function travel() {
-    const [place, to, count] = $$("#journey select").map(({ value }) => value);
+    const [index, to, count] = $$("#journey select").map(({ value }) => value);
     moving = "";
-    first = $(".view img", $(`#picture-${Number(place) + 1}`)).src;
+    first = $(".view img", $(`#picture-${Number(index) + 1}`)).src;
     fillStrip(Array(Number(count)).fill(""));
     $("#journey .files").hidden = true;
     showButtons(true);
-    const asked = { place: Number(place), to: to === "" ? null : Number(to), count: Number(count) };
+    const asked = { index: Number(index), to: to === "" ? null : Number(to), count: Number(count) };
     // Another run may end before it is begun, which is not its end.
     state.journey = drawing = await start(request("journey", asked));
     if (!drawing) showButtons(false);
@@ -131,7 +131,7 @@ listen("pointerout", (target) => {
 });
 
 register({
-    journey: ({ place }) => plan(String(place)),
+    journey: ({ index }) => plan(String(index)),
     travel,
     movie: ({ kind }) => ask("movie", { kind }),
 });

@@ -10,7 +10,7 @@ const LEAST = 6; // pixels after which it is dragged
 // Parts with an answer of their own to a mouse.
 const ELSEWHERE =
     "button, a, input, textarea, select, label, img, header, footer, dialog, form, .menu, #bar, " +
-    "#suggestions, .facts, .told";
+    "#suggestions, .facts, .remark";
 
 /** Where the drag began, on the page, and what was selected. */
 /** @type {{ x: number, y: number, before: number[], shown: HTMLElement | null } | null} */
@@ -52,7 +52,7 @@ listen("pointerdown", (target, event) => {
     if (button || pointerType !== "mouse" || !onSheet || !state.arrived) return;
     if ($("dialog[open], .menu:popover-open")) return;
     const adds = shiftKey || ctrlKey || metaKey;
-    drag = { x, y, before: adds ? state.selection.places : [], shown: null };
+    drag = { x, y, before: adds ? state.selection.indices : [], shown: null };
 });
 
 listen("pointermove", (_, { pageX: x, pageY: y, buttons }) => {

@@ -30,9 +30,9 @@ export function drawAllSoon() {
 /** @param {number} index */
 function draw(index) {
     state.keep[index] = false;
-    begin(request("live", { place: index }));
+    begin(request("live", { index: index }));
     // The card may be at the window's end; but what is typed in comes first.
-    for (const seen of [`#cards [data-place="${index}"]`, ":focus"]) {
+    for (const seen of [`#cards [data-index="${index}"]`, ":focus"]) {
         $(seen)?.scrollIntoView({ block: "nearest" });
     }
 }

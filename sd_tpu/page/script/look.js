@@ -24,10 +24,10 @@ export async function look(open = false) {
     looking.open = looking.open || open;
     const answer = await ask("look", { fresh: looking.models });
     if (number !== looking.number) return;
-    const { told_of: remarks, own } = answer;
-    if (!remarks || !own) {
+    const { remarks, overrides } = answer;
+    if (!remarks || !overrides) {
         // No answer came, or a refusal that has been said.
-        if (looking.models && !answer.told) looking.timer = setTimeout(look, RETRY);
+        if (looking.models && !answer.message) looking.timer = setTimeout(look, RETRY);
         return;
     }
     looking.models = false;
@@ -35,11 +35,11 @@ export async function look(open = false) {
     showEstimates(answer);
     Object.assign(state.inputs, answer.inputs);
     showInputs();
-    $$(".below .told").forEach((element, index) => {
+    $$(".below .remark").forEach((element, index) => {
         show(element, remarks[index] ?? "");
     });
-    $$(".below .own").forEach((element, index) => {
-        show(element, own[index]);
+    $$(".below .overrides").forEach((element, index) => {
+        show(element, overrides[index]);
     });
     show($(".faster"), answer.faster ?? "");
     showLive(answer.slow ?? "");
@@ -99,6 +99,6 @@ function blame({ setting, index = null }, open) {
 function fieldOf(setting, index) {
     if (setting === "prompt") return boxes()[index ?? 0];
     if (setting === "seed" && index === null) return seedBox();
-    const panel = index === null ? "#settings-panel" : "#own-panel";
+    const panel = index === null ? "#settings-panel" : "#overrides-panel";
     return $(`${panel} [name=${SIDES.includes(setting) ? "size" : setting}]`);
 }

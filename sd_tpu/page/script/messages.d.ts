@@ -1,4 +1,4 @@
-// Made of sd_tpu/page/schema.py by `make script`: 17bcf70bcf8b963a
+// Made of sd_tpu/page/schema.py by `make script`: 9978ced2be8d50c3
 
 export type Asked =
     | Plain
@@ -34,7 +34,7 @@ export interface Plain {
     do: "generate" | "stop" | "known" | "grid" | "about" | "way";
 }
 /**
- * Texts that are filled in; `own` are those of each box, by name, and `keep` the kept cards.
+ * Texts that are filled in, those of each box by name, and whether each card is kept.
  */
 export interface Form {
     /**
@@ -48,7 +48,7 @@ export interface Form {
     /**
      * @maxItems 8
      */
-    own: {
+    overrides: {
         [k: string]: string;
     }[];
     /**
@@ -65,7 +65,7 @@ export interface OfCard {
     run: string | null;
     form: Form;
     do: "vary" | "larger" | "redraw" | "live";
-    place: number;
+    index: number;
 }
 /**
  * Draw the pictures of cards anew, changed as words say.
@@ -80,7 +80,7 @@ export interface Change {
      * @minItems 1
      * @maxItems 8
      */
-    places: number[];
+    indices: number[];
     words: string;
     strength: number;
 }
@@ -97,7 +97,7 @@ export interface Around {
      * @minItems 1
      * @maxItems 8
      */
-    places: number[];
+    indices: number[];
     strength: number;
 }
 /**
@@ -109,7 +109,7 @@ export interface Extend {
     run: string | null;
     form: Form;
     do: "extend";
-    place: number;
+    index: number;
     /**
      * @minItems 4
      * @maxItems 4
@@ -125,7 +125,7 @@ export interface Beside {
     run: string | null;
     form: Form;
     do: "beside";
-    place: number;
+    index: number;
     to: number;
 }
 /**
@@ -137,7 +137,7 @@ export interface Zip {
     run: string | null;
     form: Form;
     do: "zip";
-    places?: number[] | null;
+    indices?: number[] | null;
 }
 /**
  * An action on the picture of a card or, by its name, of the history.
@@ -148,7 +148,7 @@ export interface OfPicture {
     run: string | null;
     form: Form;
     do: "again" | "before" | "large";
-    place?: number | null;
+    index?: number | null;
     id?: string | null;
 }
 /**
@@ -160,7 +160,7 @@ export interface Take {
     run: string | null;
     form: Form;
     do: "take";
-    place?: number | null;
+    index?: number | null;
     id?: string | null;
     file?: string | null;
     or_read?: boolean;
@@ -209,7 +209,7 @@ export interface Journey {
     run: string | null;
     form: Form;
     do: "journey";
-    place: number;
+    index: number;
     to: number | null;
     count: number;
 }

@@ -14,7 +14,7 @@ export const numberOf = (slider) => /** @type {Part} */ (slider.previousElementS
 export function showOverrides() {
     const seed = fixedSeed();
     const overrides = state.overrides[state.panelIndex];
-    for (const field of $$("#own-panel [name]")) {
+    for (const field of $$("#overrides-panel [name]")) {
         field.value = "";
         choose(field, overrides[field.name] ?? "");
         const common = settingField(field.name);
@@ -24,7 +24,7 @@ export function showOverrides() {
                 seed === null ? seedBox().placeholder : String(seed + state.panelIndex);
         }
     }
-    for (const slider of $$("#own-panel [type=range]")) {
+    for (const slider of $$("#overrides-panel [type=range]")) {
         slider.value = numberOf(slider).value || numberOf(slider).placeholder;
     }
     showInputs();

@@ -16,7 +16,7 @@ function toggle(button) {
     if (!opens) return;
     button.ariaExpanded = "true";
     const panel = $(`#${button.getAttribute("aria-controls")}`);
-    if (button.dataset.place) state.panelIndex = Number(button.dataset.place);
+    if (button.dataset.index) state.panelIndex = Number(button.dataset.index);
     panel.toggleAttribute("data-open", true);
     panel.ariaLabel = button.ariaLabel ?? button.textContent;
     $("#sheet").scrollTop = 0;

@@ -55,15 +55,15 @@ register({
                     .find((text) => text.trim()) ?? "",
             ),
         }),
-    clear: () => replace({ prompts: [], own: [] }),
+    clear: () => replace({ prompts: [], overrides: [] }),
     samples() {
         const sets = sampleSets();
-        replace({ prompts: sets[state.samples++ % sets.length], own: [] });
+        replace({ prompts: sets[state.samples++ % sets.length], overrides: [] });
     },
     surprise() {
         if ($("#generate").disabled) return;
         const all = sampleSets().flat().filter(Boolean);
-        replace({ prompts: shuffled(all).slice(0, BOXES), own: [] });
+        replace({ prompts: shuffled(all).slice(0, BOXES), overrides: [] });
         generate();
     },
     word(_, { textContent: word }) {
@@ -90,7 +90,7 @@ register({
         const prompts = lines($("#list-panel textarea").value);
         const { empty, filled, many } = button.dataset;
         if (!prompts.length) return tell(String(empty), "wrong", true);
-        replace({ prompts, own: [] });
+        replace({ prompts, overrides: [] });
         const told =
             prompts.length > BOXES
                 ? String(many).replace("%", String(prompts.length))

@@ -49,7 +49,7 @@ export function movedToAll(overrides, index, names) {
         settings: Object.fromEntries(
             names.filter((name) => from[name]).map((name) => [name, from[name].trim()]),
         ),
-        own: overrides.map((box) =>
+        overrides: overrides.map((box) =>
             Object.fromEntries(Object.entries(box).filter(([name]) => !names.includes(name))),
         ),
     };

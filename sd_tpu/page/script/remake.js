@@ -10,21 +10,21 @@ export const compare = (more) => drawIn(request("compare", more), () => true);
 
 /** Draws a picture again at twice its size. @param {number} index */
 export const drawLarger = (index) =>
-    drawIn(request("larger", { place: index }), (each) => each === index);
+    drawIn(request("larger", { index: index }), (each) => each === index);
 
 /**
  * Draws pictures again, changed as words say; returns whether that has begun.
  * @param {import("./types").Fields<"change">} more
  */
 export const drawChanged = (more) =>
-    drawIn(request("change", more), (each) => more.places.includes(each));
+    drawIn(request("change", more), (each) => more.indices.includes(each));
 
 /**
  * Draws new pictures from those of cards: in cards without a prompt, or else in their own.
  * @param {import("./types").Fields<"around">} more
  */
 export function drawAround(more) {
-    const there = (/** @type {number} */ index) => more.places.includes(index);
+    const there = (/** @type {number} */ index) => more.indices.includes(index);
     const empty = (/** @type {number} */ index) =>
         isFree(index) && !isFilled(index) && !there(index);
     return drawIn(
@@ -35,13 +35,13 @@ export function drawAround(more) {
 
 /** Draws what lies beside a picture. @param {import("./types").Fields<"extend">} more */
 export const drawExtended = (more) =>
-    drawIn(request("extend", more), (each) => each === more.place);
+    drawIn(request("extend", more), (each) => each === more.index);
 
-/** Draws what a card asks for, with a new seed. @param {number} place */
-export const redraw = (place) => begin(request("redraw", { place }));
+/** Draws what a card asks for, with a new seed. @param {number} index */
+export const redraw = (index) => begin(request("redraw", { index }));
 
 register({
-    redraw: ({ place }) => redraw(Number(place)),
-    vary: ({ place }) => drawIn(request("vary", { place: Number(place) }), isFree),
-    larger: ({ place }) => drawLarger(Number(place)),
+    redraw: ({ index }) => redraw(Number(index)),
+    vary: ({ index }) => drawIn(request("vary", { index: Number(index) }), isFree),
+    larger: ({ index }) => drawLarger(Number(index)),
 });

@@ -51,7 +51,7 @@ function showRefused() {
     for (const figure of $$("#cards figure.stopped")) {
         figure.className = "blank";
         $("div", figure).replaceChildren(
-            make("span", { className: "number", textContent: Number(figure.dataset.place) + 1 }),
+            make("span", { className: "number", textContent: Number(figure.dataset.index) + 1 }),
         );
         $("figcaption", figure).replaceChildren();
     }
@@ -117,10 +117,10 @@ function announce(asked) {
 async function attempt(asked) {
     let began = false;
     try {
-        const { run, told } = await begin(asked);
+        const { run, message } = await begin(asked);
         const stopped = state.pending.get(asked);
         const { failed, starting } = $("#generate").dataset;
-        if (!run && !told) tell(String(failed), "wrong", true);
+        if (!run && !message) tell(String(failed), "wrong", true);
         // Until the line is the run's own it may say how another goes, beside which more can begin.
         if (run && $("#line p").dataset.run !== run) tell(String(starting), "busy");
         if (stopped) ask("stop");
@@ -161,12 +161,12 @@ export function showGo() {
 }
 
 /** Puts prompt, seed and settings of a card's picture back. @param {number} index */
-export const again = (index) => ask("again", { place: index }).then(() => $("#generate").focus());
+export const again = (index) => ask("again", { index: index }).then(() => $("#generate").focus());
 
 register({
     generate,
     stop,
-    again: ({ place }) => again(Number(place)),
+    again: ({ index }) => again(Number(index)),
     zip: () => ask("zip"),
     grid: () => ask("grid"),
 });

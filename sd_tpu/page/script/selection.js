@@ -14,7 +14,7 @@ import { state } from "./state.js";
 /** @typedef {"alone" | "toggle" | "range"} How */
 
 const form = () => $("#selection");
-const selected = () => state.selection.places;
+const selected = () => state.selection.indices;
 
 /** @param {number} index */
 export const isSelected = (index) => selected().includes(index);
@@ -28,29 +28,29 @@ const isSomething = (index) => state.away.finished[index] || boxes()[index].valu
 /**
  * The selection once a card is picked: it alone, which ends one of it alone; it in or out; or all
  * from the last one on to it.
- * @param {number[]} places
+ * @param {number[]} indices
  * @param {number} anchor where a range begins
  * @param {number} index
  * @param {How} how
  */
-export function picked(places, anchor, index, how) {
+export function picked(indices, anchor, index, how) {
     if (how === "range") {
         const [from, to] = [Math.min(anchor, index), Math.max(anchor, index)];
         return Array.from({ length: to - from + 1 }, (_, at) => from + at);
     }
-    const others = places.filter((each) => each !== index);
-    if (how === "alone") return places.length === 1 && !others.length ? [] : [index];
-    return others.length < places.length ? others : [...places, index];
+    const others = indices.filter((each) => each !== index);
+    if (how === "alone") return indices.length === 1 && !others.length ? [] : [index];
+    return others.length < indices.length ? others : [...indices, index];
 }
 
-/** @param {number[]} places */
-export function select(places) {
+/** @param {number[]} indices */
+export function select(indices) {
     const before = String(selected());
-    state.selection.places = [...places].sort((one, other) => one - other);
+    state.selection.indices = [...indices].sort((one, other) => one - other);
     showSelection();
     if (String(selected()) === before) return;
     const { told, none } = form().dataset;
-    news(places.length ? String(told).replace("%", numbers()) : String(none));
+    news(indices.length ? String(told).replace("%", numbers()) : String(none));
 }
 
 const numbers = () =>
@@ -63,10 +63,10 @@ const numbers = () =>
  * @param {How} how
  */
 export function pick(index, how) {
-    const { places, anchor } = state.selection;
-    const from = places.length ? anchor : index;
+    const { indices, anchor } = state.selection;
+    const from = indices.length ? anchor : index;
     state.selection.anchor = how === "range" ? from : index;
-    select(picked(places, from, index, how));
+    select(picked(indices, from, index, how));
 }
 
 export function showSelection() {
@@ -102,7 +102,7 @@ listen("click", (target, event) => {
     const { shiftKey, ctrlKey, metaKey, pointerType } = /** @type {PointerEvent} */ (event);
     // A finger has no keys beside it, and a screen reader presses a switch.
     const adds = ctrlKey || metaKey || pointerType !== "mouse";
-    pick(Number(number.dataset.place), shiftKey ? "range" : adds ? "toggle" : "alone");
+    pick(Number(number.dataset.index), shiftKey ? "range" : adds ? "toggle" : "alone");
 });
 
 listen("submit", (target, event) => {
@@ -138,8 +138,8 @@ listen(
 
 register({
     deselect,
-    around: ({ strength, place }) =>
-        drawAround({ places: place ? [Number(place)] : pictured(), strength: Number(strength) }),
+    around: ({ strength, index }) =>
+        drawAround({ indices: index ? [Number(index)] : pictured(), strength: Number(strength) }),
     redraw_selected() {
         for (const index of selected()) if (isSomething(index)) redraw(index);
     },
@@ -148,5 +148,5 @@ register({
         for (const index of pictured()) state.keep[index] = keep;
         hooks.changed();
     },
-    zip_selected: () => ask("zip", { places: pictured() }),
+    zip_selected: () => ask("zip", { indices: pictured() }),
 });

@@ -77,7 +77,7 @@ export async function send(asked) {
             fill(answer.form);
             if (answer.run) hooks.showRun(answer.run, true);
         }
-        if (answer.told) tell(answer.told, answer.kind ?? "idle", true);
+        if (answer.message) tell(answer.message, answer.kind ?? "idle", true);
         if (answer.news) news(answer.news);
         if (answer.file) link(answer.file).click();
         return answer;

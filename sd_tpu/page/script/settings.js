@@ -21,7 +21,7 @@ function resetAll() {
 
 /** @param {number} index */
 function resetBox(index) {
-    replace({ own: state.overrides.map((box, each) => (each === index ? {} : box)) });
+    replace({ overrides: state.overrides.map((box, each) => (each === index ? {} : box)) });
     overridesButton(index).focus();
     drawSoon(index);
 }
@@ -48,8 +48,8 @@ register({
         else tell(String(none), "wrong", true);
     },
     preset: ({ steps }) => replace({ settings: { steps: String(steps) } }),
-    reset({ place }) {
-        if (place === undefined) resetAll();
-        else resetBox(Number(place));
+    reset({ index }) {
+        if (index === undefined) resetAll();
+        else resetBox(Number(index));
     },
 });

@@ -18,7 +18,7 @@ export const state = {
 
     overrides: Array.from({ length: BOXES }, () => ({})),
     keep: Array(BOXES).fill(false), // the cards that Draw leaves alone
-    selection: { places: [], anchor: 0 }, // selected cards, in order; where a range begins
+    selection: { indices: [], anchor: 0 }, // selected cards, in order; where a range begins
     panelIndex: 0, // the box whose overrides the panel shows
     lastForm: null, // the form before the latest change
     filling: false, // whether the page, and not a person, fills something in

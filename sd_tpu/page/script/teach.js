@@ -104,9 +104,9 @@ async function check(fields) {
 
 /** Shows what is wrong, or how long it would take. @param {import("./types").Answer} answer */
 function showCheck({ captions = [], note = "", ready = false }) {
-    const told = $("#teach-panel .estimate");
-    told.textContent = note;
-    told.classList.toggle("wrong", !ready);
+    const estimate = $("#teach-panel .estimate");
+    estimate.textContent = note;
+    estimate.classList.toggle("wrong", !ready);
     $("#teach-panel [data-do=teach_start]").disabled = !ready;
     // A caption as it will be taught, where it is not what is written.
     for (const [index, small] of $$("#teach-panel .pictures small").entries()) {

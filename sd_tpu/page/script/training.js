@@ -52,10 +52,10 @@ export function showRuns({ runs }) {
 
 /** Says how a run goes on once that has changed. @param {Part} section */
 function announce(section) {
-    const [name, told] = [$("h2", section), $("p", section)];
+    const [name, said] = [$("h2", section), $("p", section)];
     const { status } = section.dataset;
-    section.dataset.status = told.dataset.status;
-    if (status && status !== told.dataset.status) news(`${name.textContent}: ${told.textContent}`);
+    section.dataset.status = said.dataset.status;
+    if (status && status !== said.dataset.status) news(`${name.textContent}: ${said.textContent}`);
 }
 
 /**

@@ -57,7 +57,7 @@ export type More<A> =
 /** An answer of the server: each action has some of these. */
 export interface Answer {
     unreachable?: boolean; // the server did not answer
-    told?: string; // a sentence for the progress line
+    message?: string; // a sentence for the progress line
     kind?: string; // of that sentence, its class
     news?: string; // a sentence that is only read aloud
     file?: string; // the address of a file to download
@@ -65,8 +65,8 @@ export interface Answer {
     filled?: FormPart; // what a run has filled in: prompts without their wildcards
     run?: string;
     seed?: number;
-    told_of?: string[]; // HTML below each box
-    own?: string[];
+    remarks?: string[]; // HTML below each box
+    overrides?: string[];
     faster?: string;
     slow?: string;
     draw?: Estimate; // what Draw would do now
@@ -130,7 +130,7 @@ export interface Viewed {
     name: string; // of its figure
     all: string; // selects the figures around it
     id?: string; // of a picture of the history
-    which: { id: string } | { place: number }; // the same for the server
+    which: { id: string } | { index: number }; // the same for the server
 }
 
 export interface State {
@@ -138,7 +138,7 @@ export interface State {
     browser: string | null;
     overrides: Overrides[];
     keep: boolean[];
-    selection: { places: number[]; anchor: number };
+    selection: { indices: number[]; anchor: number };
     panelIndex: number;
     filling: boolean;
     edited: boolean;

@@ -58,7 +58,7 @@ function put(index, name, input) {
     if (!input) removals.set(`${index} ${name}`, {});
     for (const each of Object.keys(settings)) delete state.incoming[`${index} ${each}`];
     if (index === undefined) {
-        replace({ settings, own: overridesBesideAll(state.overrides, name) });
+        replace({ settings, overrides: overridesBesideAll(state.overrides, name) });
         return drawAllSoon();
     }
     for (const each of Object.keys(settings)) {
@@ -66,7 +66,7 @@ function put(index, name, input) {
         if (!settings[each] && settingField(each).value) settings[each] = " ";
     }
     replace({
-        own: state.overrides.map((box, at) => (at === index ? { ...box, ...settings } : box)),
+        overrides: state.overrides.map((box, at) => (at === index ? { ...box, ...settings } : box)),
     });
     drawSoon(index);
 }
@@ -98,8 +98,8 @@ async function putWhen(taken, index, name) {
  * @param {number} from the card
  */
 export async function useAs(name, from, index = from) {
-    if (await putWhen(ask("take", { place: from }), index, name)) {
-        unfold(overridesButton(index), opened("own", name));
+    if (await putWhen(ask("take", { index: from }), index, name)) {
+        unfold(overridesButton(index), opened("overrides", name));
     }
 }
 
@@ -181,12 +181,12 @@ listen("paste", (target, event) => {
 });
 
 register({
-    begin({ place }) {
-        const uses = $("#own-panel .uses");
-        if (uses) unfold(overridesButton(Number(place)), uses);
-        else useAs("init_image", Number(place));
+    begin({ index }) {
+        const uses = $("#overrides-panel .uses");
+        if (uses) unfold(overridesButton(Number(index)), uses);
+        else useAs("init_image", Number(index));
     },
-    use_as: ({ place = state.panelIndex, name }) => useAs(String(name), Number(place)),
+    use_as: ({ index = state.panelIndex, name }) => useAs(String(name), Number(index)),
     for_all(_, button) {
         const names = $$("[name]", /** @type {Part} */ (button.closest(".handed"))).map(
             ({ name }) => name,

@@ -19,7 +19,7 @@ import { showWhole } from "./zoom.js";
 const form = () => $("#viewer form");
 
 /** A figure is found again by its name: it may be made anew. @param {Part} figure */
-const nameOf = ({ dataset }) => String(dataset.id ?? dataset.place);
+const nameOf = ({ dataset }) => String(dataset.id ?? dataset.index);
 
 /** Shows the next picture, or the one before. @param {number} by */
 export function leaf(by) {
@@ -33,8 +33,8 @@ export function leaf(by) {
 /** @param {Part} figure */
 async function open(figure) {
     const all = figure.closest("#history-panel") ? "#history-panel figure" : "#cards figure.done";
-    const { id, place } = figure.dataset;
-    const here = { name: nameOf(figure), all, id, which: id ? { id } : { place: Number(place) } };
+    const { id, index } = figure.dataset;
+    const here = { name: nameOf(figure), all, id, which: id ? { id } : { index: Number(index) } };
     state.viewed = here;
     const viewer = $("#viewer");
     const image = $("img", figure);
@@ -43,9 +43,9 @@ async function open(figure) {
     showWhole();
     offerExtension();
     $("[data-do=larger_shown]", viewer).hidden = form().hidden = Boolean(id); // it is on no card
-    if (!id) showStrength(form(), [Number(place)]);
+    if (!id) showStrength(form(), [Number(index)]);
     $(".words", viewer).textContent = image.alt;
-    $(".facts", viewer).textContent = $(".seed, .told", figure)?.textContent ?? "";
+    $(".facts", viewer).textContent = $(".seed, .remark", figure)?.textContent ?? "";
     show(image.src, $("a[download]", figure));
     const alone = $$(all).length < 2;
     for (const button of $$("[data-do=leaf]", viewer)) button.hidden = alone;
@@ -111,7 +111,7 @@ function show(address, file) {
 export function refreshViewed() {
     const { id, name } = state.viewed ?? {};
     if (id || !$("#viewer").open) return;
-    const figure = $(`#cards figure.done[data-place="${name}"]`);
+    const figure = $(`#cards figure.done[data-index="${name}"]`);
     if (figure && $("img", figure).src !== $("#viewer img").src) open(figure);
 }
 
@@ -156,8 +156,8 @@ register({
         else useAs(String(as), Number(name));
     },
     extend() {
-        const place = Number(close().name);
-        drawExtended({ place, sides: extension() });
+        const index = Number(close().name);
+        drawExtended({ index, sides: extension() });
     },
     larger_shown: () => drawLarger(Number(close().name)),
     large: () => ask("large", /** @type {Viewed} */ (state.viewed).which),
