@@ -106,6 +106,11 @@ def test_escape_takes_an_extension_back_and_the_wheel_zooms_at_the_pointer(tab):
     assert pair.bounding_box() == whole
     tab.keyboard.press("+")
     assert pair.bounding_box()["width"] == pytest.approx(1.25 * whole["width"], rel=1e-3)
+    below.blur()  # where Shift extends faster
+    zoomed = pair.bounding_box()
+    tab.keyboard.press("Shift+ArrowRight")
+    assert pair.bounding_box() == {**zoomed, "x": zoomed["x"] - 60}, "and no other picture is shown"
+    tab.keyboard.press("Shift+ArrowLeft")
     tab.mouse.click(x, y, button="right")
     tab.mouse.move(x + 40, y)
     assert pair.bounding_box()["x"] < whole["x"], "only the left button and the middle one pan"

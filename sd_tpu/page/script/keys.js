@@ -23,7 +23,7 @@ listen("keydown", (target, event) => {
     if ($("dialog[open]:not(#viewer)") || ($(".menu:popover-open") && !draws)) return;
     if ($("#viewer")?.open) {
         const by = leafsBy(event.key, isRightToLeft());
-        if (by !== undefined && !target.matches("input")) leaf(by);
+        if (by !== undefined && !event.shiftKey && !target.matches("input")) leaf(by);
     } else if (draws) {
         if (state.arrived) generate();
     } else if (

@@ -1,4 +1,5 @@
-// The full-screen view is zoomed at the pointer and panned: by wheel, + and -, space, middle button, fingers.
+// The full-screen view is zoomed at the pointer and panned: by wheel, + and -, Shift and arrows, space, middle
+// button, fingers.
 
 import { $, listen } from "./dom.js";
 
@@ -8,6 +9,7 @@ const MOST = 16;
 const LEAST = 0.25;
 const STEP = 0.002; // of a wheel's pixel
 const KEY = 1.25; // times as large by + as before
+const PAN = 60; // pixels, by a key
 
 /** @type {Zoom} */
 const whole = { scale: 1, x: 0, y: 0 };
@@ -124,6 +126,13 @@ listen("keydown", (target, event) => {
     if (event.key === "0") showWhole();
     const by = { "+": KEY, "=": KEY, "-": 1 / KEY }[event.key];
     if (by) show(zoomed(zoom, by, { x: 0, y: 0 }));
+    const way = { ArrowLeft: [1, 0], ArrowUp: [0, 1], ArrowRight: [-1, 0], ArrowDown: [0, -1] }[
+        event.key
+    ];
+    if (way && event.shiftKey) {
+        event.preventDefault(); // of a slider, which would move as well
+        show({ ...zoom, x: zoom.x + PAN * way[0], y: zoom.y + PAN * way[1] });
+    }
     if (event.key !== " ") return;
     if (!space) panned = false;
     space = true;
