@@ -274,6 +274,7 @@ class Scheduler:
         self._is_short = False  # whether a picture has found no room for what it needs
         self._loading: set[tuple[int, Weights]] = set()
         self._switched_at = [-math.inf] * replicas  # when a replica was last given other weights
+        self._settled_at: dict[int, float] = {}  # and first, since all of them were reserved
         self._reserved: dict[int, _Reservation] = {}  # by replica
         self._training: Training | None = None
         self._step_seconds = self._drawn_seconds = 0.0  # of its last step, and since then
@@ -588,6 +589,7 @@ class Scheduler:
             moves.load += missing
             self._loading.update(missing)
             self._switched_at[replica] = now
+            self._settled_at.setdefault(replica, now)
         for item in (ticket.batch, ticket.weights):
             self._memory.use(replica, item)
         picture.replica, picture.slot = replica, state.free(replica)[0]
@@ -634,19 +636,24 @@ class Scheduler:
     def _reserve(self, replicas: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
         """Keep other pictures away from replicas without room, so that there will be some.
 
-        A batch and text encoders reserve all replicas; other weights, if no replica has them, the
-        one with least to do.
+        A batch and text encoders reserve all replicas, also from pictures that came later; other
+        weights, if no replica has them, the one with least to do.
         """
+        if isinstance(item, Batch) or _is_texts(item):
+            begun = max([picture.since, *self._settled_at.values()])
+            if now - begun >= SWITCH_SECONDS and all(
+                picture.number <= other.picture.number for other in self._reserved.values()
+            ):
+                self._reserved = dict.fromkeys(self._replicas, _Reservation(picture, item))
+                self._settled_at.clear()
+            return
         free = [
             replica
             for replica in replicas
             if (replica not in self._reserved or self._comes_first(replica, picture))
             and now - max(picture.since, self._switched_at[replica]) >= SWITCH_SECONDS
         ]
-        if isinstance(item, Batch) or _is_texts(item):
-            if len(free) == len(self._replicas):
-                self._reserved = dict.fromkeys(free, _Reservation(picture, item))
-        elif (
+        if (
             free
             and not any(self._memory.holds(replica, item) for replica in self._replicas)
             and (item not in [other.picture.ticket.weights for other in self._reserved.values()])

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import pickle
+import random
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -1044,6 +1045,25 @@ def test_nobody_starves_while_others_want_the_replica_without_end(steady):
             worst, visitor, visits = max(worst, devices.now - since), None, visits + 1
     # Until others have had their time, what is in slots is drawn, and both parts are brought.
     assert worst < 2 * SWITCH_SECONDS + 4 * BRING + 4 * 40 * ROW * 3
+
+
+def test_a_new_prompt_is_read_while_replicas_change_what_draws_one_after_the_other():
+    devices, dice = tight(4), random.Random(0)
+    models = [BASE, OTHER, Weights(name="third", memory=OTHER.memory)]
+    worst = 0.0
+    for _ in range(8):
+        devices.run(seconds=1)
+        visitor, since = devices.ask("visitor", steps=5, texts=LARGE), devices.now
+        while not devices.over(visitor):
+            while len(devices.scheduler.jobs()) < 5:
+                weights, texts = dice.choice(models), dice.choice([LARGE, FOREIGN])
+                steps = dice.choice([5, 40, 80])
+                devices.ask(
+                    dice.choice("abc"), steps=steps, weights=weights, said="a cat", texts=texts
+                )
+            devices.step()
+        worst = max(worst, devices.now - since)
+    assert worst < 2 * SWITCH_SECONDS + 4 * BRING + 4 * 80 * ROW
 
 
 def test_a_prompt_that_is_kept_does_not_keep_a_new_one_waiting():
