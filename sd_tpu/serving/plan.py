@@ -6,6 +6,7 @@ another process or on another host.
 
 import dataclasses
 from collections.abc import Hashable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ class Ticket:
     previews: bool = True  # whether previews are made
     slot_inputs: Any = None
 
-    @property
+    @cached_property
     def account(self) -> Account:
         """Account whose turns the picture takes; a client without an address shares with none."""
         return Account(self.address or self.client, self.client)

@@ -1286,14 +1286,12 @@ class Scheduler:
         model = self._model
         if not all(map(self._is_prepared, job.waiting())):
             return None
-        placed = self._placed()
+        placed = [(p, p.ticket.account, p.in_crowd(model)) for p in self._placed()]
         queueing = {account for (account, *_), queue in self._waiting.items() if queue}
         last = 0.0
-        for picture in (p for p in placed if p.ticket.job == job.number):
-            mine = picture.in_crowd(model)
+        for picture, _, mine in (each for each in placed if each[0].ticket.job == job.number):
             own, others = 0.0, dict[Account, float]()
-            for other in (p for p in placed if p.replica == picture.replica):
-                account, theirs = other.ticket.account, other.in_crowd(model)
+            for _, account, theirs in (e for e in placed if e[0].replica == picture.replica):
                 if account == job.account:
                     own += min(theirs, mine)
                 else:
