@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,6 +17,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from PIL import Image
 from tqdm.auto import tqdm
 
@@ -43,6 +44,7 @@ from sd_tpu.runtime.slots import SlotInputs, StartImage
 from sd_tpu.sampling.samplers import Table, default_sampler, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
 
+MAX_PROGRAMS = 8  # that are kept when the pipelines that had them compiled are gone
 CHECKER, EXTRACTOR = OPTIONAL = "safety_checker", "feature_extractor"  # parts that may be None
 _SD = "sd_tpu.pipelines.stable_diffusion:FlaxStableDiffusionPipeline"
 _XL = "sd_tpu.pipelines.stable_diffusion_xl:FlaxStableDiffusionXLPipeline"
@@ -68,6 +70,22 @@ class ImageOutput(Output):
 
     images: Any
     nsfw_content_detected: Any = None
+
+
+@lru_cache(MAX_PROGRAMS)
+def _programs(
+    model: Any, mesh: Mesh, slots: int, height: int, width: int, stacked: bool
+) -> Programs:
+    """Return the programs of all pipelines that draw with such a model."""
+    return Programs(
+        model,
+        mesh,
+        slots=slots,
+        height=height,
+        width=width,
+        guided=not model.guidance_size,
+        stacked=stacked,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -522,15 +540,7 @@ class FlaxDiffusionPipeline:
         slots = -(-count // mesh.size) * mesh.size
         key = (model, slots, size, stacked)
         if key not in self._programs:
-            self._programs[key] = Programs(
-                model,
-                mesh,
-                slots=slots,
-                height=height,
-                width=width,
-                guided=not model.guidance_size,
-                stacked=stacked,
-            )
+            self._programs[key] = _programs(model, mesh, slots, height, width, stacked)
         return self._programs[key]
 
     def _encoder_for(
