@@ -188,8 +188,8 @@ def test_a_picture_says_what_it_followed_as_a1111s_extension_does():
     assert "ControlNet" not in format_parameters(REQUEST)
 
 
-@pytest.mark.slow("tries 300 requests")
-@settings(max_examples=300, deadline=None, database=None)
+@pytest.mark.slow("tries 150 requests")
+@settings(max_examples=150, deadline=None, database=None)
 @given(requests())
 def test_every_request_comes_back_from_its_text(request):
     assert parse_parameters(format_parameters(request)) == request
@@ -431,7 +431,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(anything | st.lists(st.dictionaries(names, anything, max_size=3), max_size=1))
 def test_whatever_stands_for_own_settings_is_read_or_refused_in_one_short_sentence(value):
     text = f"a cat\n{LINE}, Own settings: {json.dumps(json.dumps(value))}"
