@@ -80,7 +80,7 @@ def test_latents_of_an_autoencoder_are_raw_however_its_pipeline_scales_them(part
     vae, params = parts["vae"]
     mean, std = [0.5, -0.5, 1.0, 0.0], [2.0, 3.0, 1.0, 0.5]
     scaled = FlaxAutoencoderKL.from_config({**vae.config, "latents_mean": mean, "latents_std": std})
-    image, latents = numbers(1, 3, 32, 32), numbers(1, 4, 8, 8)
+    image, latents = numbers(2, 3, 32, 32), numbers(2, 4, 8, 8)
     for method, given in (("encode", image), ("decode", latents)):
         ours, plain = (
             each.apply({"params": params}, given, method=method) for each in (scaled, vae)
@@ -153,7 +153,6 @@ def test_layers_have_the_names_of_flax_to_read_and_to_write(parts):
         apply(unflatten_dict(flat))
 
 
-@pytest.mark.slow("compiles a gradient of each network")
 def test_a_gradient_has_the_tree_of_the_parameters(parts):
     unet, params = parts["unet"]
     x, text = numbers(1, 4, 8, 8), numbers(1, 77, 32)
@@ -161,9 +160,8 @@ def test_a_gradient_has_the_tree_of_the_parameters(parts):
     def loss(params):
         return (unet.apply({"params": params}, x, 7, text, train=True).sample ** 2).mean()
 
-    gradient = jax.jit(jax.grad(loss))(params)
-    assert jax.tree.structure(gradient) == jax.tree.structure(params)
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient["conv_in"]))
+    gradient = jax.eval_shape(jax.grad(loss), params)
+    assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, params)
 
 
 def test_networks_are_made_from_a_config_alone(parts):
@@ -185,22 +183,18 @@ def test_networks_are_made_from_a_config_alone(parts):
 def test_a_new_controlnet_adds_nothing_and_new_parameters_are_float32():
     model = FlaxControlNetModel(
         sample_size=8,
-        block_out_channels=(32, 64),
-        cross_attention_dim=16,
+        block_out_channels=(32, 32),
+        cross_attention_dim=32,
         layers_per_block=1,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         attention_head_dim=4,
+        conditioning_embedding_out_channels=(32,) * 4,
         dtype=jnp.bfloat16,
     )
     params = model.init_weights(jax.random.PRNGKey(0))
-    down, middle = model.apply(
-        {"params": params},
-        numbers(1, 4, 8, 8),
-        7,
-        numbers(1, 5, 16),
-        numbers(1, 3, 64, 64),
-        return_dict=False,
-    )
+    apply = jax.jit(lambda p, *inputs: model.apply({"params": p}, *inputs, return_dict=False))
+    inputs = numbers(1, 4, 8, 8), 7, numbers(1, 5, 32), numbers(1, 3, 64, 64)
+    down, middle = apply(params, *inputs)
     assert len(down) == 4 and not any(np.any(each) for each in (*down, middle))
     assert not np.any(params["controlnet_cond_embedding"]["conv_out"]["kernel"])
     assert np.std(params["controlnet_cond_embedding"]["conv_in"]["kernel"]) > 0.1, "LeCun's"
