@@ -139,57 +139,49 @@ def with_thresholds(checkpoint, checker, folder, threshold: float):
     return folder
 
 
-def drawn(folder, **options) -> list[ImageReady]:
-    engine = Engine.open(folder, devices=1, **options)
-    try:
-        request = Request.check(
-            {"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3}, engine.catalog
-        )
-        events = list(engine.submit(request).events())
-    finally:
-        engine.close()
-    return [event for event in events if isinstance(event, ImageReady)]
+@pytest.fixture(scope="module")
+def strict(checkpoints, folder, tmp_path_factory):
+    """An engine whose checker objects to everything, and the folder of its model."""
+    model = with_thresholds(checkpoints["sd1"], folder, tmp_path_factory.mktemp("strict"), ANY)
+    with Engine.open(model, devices=1, safety_checker=True) as engine:
+        yield engine, model
+
+
+def drawn(engine) -> list[ImageReady]:
+    request = Request.check(
+        {"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3}, engine.catalog
+    )
+    return [event for event in engine.submit(request).events() if isinstance(event, ImageReady)]
 
 
 @pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
-def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, tmp_path):
-    indices = [tmp_path / name for name in ("any", "none")]
-    for index in indices:
-        index.mkdir()
-    strict, lenient = (
-        with_thresholds(checkpoints["sd1"], folder, index, threshold)
-        for index, threshold in zip(indices, (ANY, NONE), strict=True)
-    )
-    plain = drawn(strict)
+def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, strict, tmp_path):
+    engine, model = strict
+    with Engine.open(model, devices=1) as unasked:
+        plain = drawn(unasked)
     assert not any(event.unsafe for event in plain), "nobody has asked it"
-    for event, wanted in zip(drawn(strict, safety_checker=True), plain, strict=True):
+    for event, wanted in zip(drawn(engine), plain, strict=True):
         assert event.unsafe and np.array_equal(event.pixels, blurred(wanted.pixels))
         assert event.pixels.std() < 0.75 * wanted.pixels.std()
-    for event, wanted in zip(drawn(lenient, safety_checker=True), plain, strict=True):
-        assert not event.unsafe and np.array_equal(event.pixels, wanted.pixels)
+    lenient = with_thresholds(checkpoints["sd1"], folder, tmp_path, NONE)
+    with Engine.open(lenient, devices=1, safety_checker=True) as engine:
+        for event, wanted in zip(drawn(engine), plain, strict=True):
+            assert not event.unsafe and np.array_equal(event.pixels, wanted.pixels)
 
 
 @pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
-def test_whoever_asked_is_told_of_what_is_blurred(checkpoints, folder, tmp_path, capsys):
-    (tmp_path / "model").mkdir()
-    engine = Engine.open(
-        with_thresholds(checkpoints["sd1"], folder, tmp_path / "model", ANY),
-        devices=1,
-        safety_checker=True,
-    )
+def test_whoever_asked_is_told_of_what_is_blurred(strict, tmp_path, capsys):
+    engine, _ = strict
     asked = Request.check({"prompts": ["a cat"], "steps": 2}, engine.catalog)
-    try:
-        run = Runs(Backend(engine, Files(tmp_path, engine.to_png), Inputs())).start(
-            asked, browser="0" * 32
-        )
-        assert f"seed {asked.seed}. {BLURRED}" in [*following(run, "a tab")][-1].line.text
-        assert take_all(engine.submit(asked), lambda _: None, ProgressLine())
-        assert f"{BLURRED}.\n" in capsys.readouterr().err
-        with served(create_api(engine, Access())) as address:
-            answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a cat", "steps": 2})
-        assert json.loads(answer.json()["info"])["comments"] == [str(BLURRED)]
-    finally:
-        engine.close()
+    run = Runs(Backend(engine, Files(tmp_path, engine.to_png), Inputs())).start(
+        asked, browser="0" * 32
+    )
+    assert f"seed {asked.seed}. {BLURRED}" in [*following(run, "a tab")][-1].line.text
+    assert take_all(engine.submit(asked), lambda _: None, ProgressLine())
+    assert f"{BLURRED}.\n" in capsys.readouterr().err
+    with served(create_api(engine, Access())) as address:
+        answer = httpx.post(f"{address}/sdapi/v1/txt2img", json={"prompt": "a cat", "steps": 2})
+    assert json.loads(answer.json()["info"])["comments"] == [str(BLURRED)]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +311,9 @@ def test_programs_ask_the_checker_themselves_or_leave_it_out(checked):
     assert np.all(pipeline.safety_checker(features, params=params["safety_checker"]))
     other = FlaxStableDiffusionPipeline(**pipeline.components)
     assert other.safety_checker is pipeline.safety_checker
-    alone, own = FlaxStableDiffusionPipeline.from_pretrained(index, safety_checker=None)
+    alone, own = FlaxStableDiffusionPipeline.from_pretrained(
+        index, dtype=jnp.bfloat16, safety_checker=None
+    )
     assert alone.safety_checker is alone.feature_extractor is None and "safety_checker" not in own
     assert call(alone, own).nsfw_content_detected is False
     checker = FlaxStableDiffusionSafetyChecker.from_pretrained(index / "safety_checker")
