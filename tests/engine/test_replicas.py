@@ -20,6 +20,7 @@ KINDS = {
     ),
     "FLUX.2 klein": lambda folder: flux2.make_pipeline(folder, distilled=False, heads=HEADS),
 }
+SKIPPED = {"FLUX.1": 0, "FLUX.2 klein": 2}  # of PICTURES: 512 tokens of text take long
 SHAPES = {"FLUX.1": (1, 2, 8), "FLUX.2 klein": (1, 4)}  # chips of a replica
 ADAPTED = {
     "FLUX.1": ("transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.proj_out"),
@@ -32,9 +33,9 @@ PHOTO = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8).repeat(8,
 # Mixed settings: other steps, another sampler, other guidance, a LoRA, a start picture.
 PICTURES = [
     dict(prompt="a cat", seed=1),
-    dict(prompt="a red fox in the snow", seed=2, steps=6, sampler="heun"),
+    dict(prompt="a red fox in the snow", seed=2, steps=4, sampler="heun"),
     dict(prompt="a castle", seed=3, guidance=1.0),
-    dict(prompt="a castle <lora:ink:0.8>", seed=3, steps=3),
+    dict(prompt="a castle <lora:ink:0.8>", seed=3, steps=2),
     dict(prompt="a boat", seed=4, init_image=PHOTO, strength=0.7, steps=5),
 ]
 
@@ -64,7 +65,7 @@ def folder(kind, tmp_path_factory):
 
 
 def drawn(engine: Engine, *pictures: dict) -> list[np.ndarray]:
-    found = engine.draw(list(pictures), steps=4, guidance=3.0)
+    found = engine.draw(list(pictures), steps=3, guidance=3.0)
     return [np.asarray(picture).astype(int) for picture in found]
 
 
@@ -92,19 +93,19 @@ def assert_held(engine: Engine, chips: int) -> None:
 
 @pytest.mark.slow("compiles the programs for each shape of the mesh")
 def test_pictures_are_the_same_for_each_shape_of_the_mesh(kind, folder):
-    expected = None
+    expected, pictures = None, PICTURES[SKIPPED[kind] :]
     for chips in SHAPES[kind]:
         with opened(folder, chips) as engine:
-            ours = drawn(engine, *PICTURES)
+            ours = drawn(engine, *pictures)
             assert_held(engine, chips)
             expected = expected or ours
             for one, other in zip(ours, expected, strict=True):
                 assert one.std() > 2 and np.mean(np.abs(one - other) <= 2) >= 0.995
-            again = drawn(engine, *PICTURES[::-1])[::-1]  # in other slots
+            again = drawn(engine, *pictures[::-1])[::-1]  # in other slots
             assert all(map(np.array_equal, ours, again))
-            assert np.array_equal(ours[1], drawn(engine, PICTURES[1])[0])
+            assert np.array_equal(ours[1], drawn(engine, pictures[1])[0])
             compiled = count_compilations()
-            drawn(engine, *({**picture, "seed": 9, "steps": 7} for picture in PICTURES[:3]))
+            drawn(engine, *({**picture, "seed": 9, "steps": 5} for picture in pictures[:3]))
             assert not compiled()
 
 

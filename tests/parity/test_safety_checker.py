@@ -141,21 +141,26 @@ def with_thresholds(checkpoint, checker, folder, threshold: float):
 
 @pytest.fixture(scope="module")
 def strict(checkpoints, folder, tmp_path_factory):
-    """An engine whose checker objects to everything, and the folder of its model."""
-    model = with_thresholds(checkpoints["sd1"], folder, tmp_path_factory.mktemp("strict"), ANY)
-    with Engine.open(model, devices=1, safety_checker=True) as engine:
+    """An engine whose checker objects to everything, beside a model "lenient" whose own does not,
+    and the folder of its model."""
+    shelf = tmp_path_factory.mktemp("shelf")
+    for name, threshold in (("strict", ANY), ("lenient", NONE)):
+        (shelf / name).mkdir()
+        with_thresholds(checkpoints["sd1"], folder, shelf / name, threshold)
+    model = shelf / "strict"
+    with Engine.open(model, models=shelf, devices=1, safety_checker=True) as engine:
         yield engine, model
 
 
-def drawn(engine) -> list[ImageReady]:
+def drawn(engine, **values) -> list[ImageReady]:
     request = Request.check(
-        {"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3}, engine.catalog
+        {"prompts": ["a cat", "", "a dog"], "steps": 2, "seed": 3, **values}, engine.catalog
     )
     return [event for event in engine.submit(request).events() if isinstance(event, ImageReady)]
 
 
 @pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
-def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, strict, tmp_path):
+def test_what_it_objects_to_is_blurred_and_said_to_be(strict):
     engine, model = strict
     with Engine.open(model, devices=1) as unasked:
         plain = drawn(unasked)
@@ -163,10 +168,8 @@ def test_what_it_objects_to_is_blurred_and_said_to_be(checkpoints, folder, stric
     for event, wanted in zip(drawn(engine), plain, strict=True):
         assert event.unsafe and np.array_equal(event.pixels, blurred(wanted.pixels))
         assert event.pixels.std() < 0.75 * wanted.pixels.std()
-    lenient = with_thresholds(checkpoints["sd1"], folder, tmp_path, NONE)
-    with Engine.open(lenient, devices=1, safety_checker=True) as engine:
-        for event, wanted in zip(drawn(engine), plain, strict=True):
-            assert not event.unsafe and np.array_equal(event.pixels, wanted.pixels)
+    for event, wanted in zip(drawn(engine, model="lenient"), plain, strict=True):
+        assert not event.unsafe and np.array_equal(event.pixels, wanted.pixels)
 
 
 @pytest.mark.slow("compiles a safety checker, and runs that of PyTorch")
