@@ -239,11 +239,11 @@ def computed(name: str, chips: int, *, int8: bool = False, deltas=None, params=N
     params = params or random
     divided = {"network": divisions(graph, params, chips)}
     holder = ReplicaWeights(make_mesh(chips, chips))
-    holder.put(0, "overrides", {"network": params}, divided)
+    holder.put(0, "model", {"network": params}, divided)
     if deltas is not None:
-        merged = merge(holder.of(0, "overrides"), {"network": deltas}, divided)
-        holder.record(0, "overrides", merged)
-    there = holder.together(["overrides"])
+        merged = merge(holder.of(0, "model"), {"network": deltas}, divided)
+        holder.record(0, "model", merged)
+    there = holder.together(["model"])
     program, exchanged = compiled(name, chips, int8)
     return np.asarray(program(there, 0)), there["network"], exchanged
 
@@ -346,8 +346,8 @@ def computed_with_rows(name: str, chips: int, platform: str, *, int8: bool = Fal
         values = {"A": delta.left, "B": strength * delta.scale * delta.right}
         rows[layer] = {factor: its[factor].in_order(values[factor])[None] for factor in its}
     holder = ReplicaWeights(mesh)
-    holder.put(0, "overrides", {"network": params}, {"network": divided})
-    there = holder.together(["overrides"])
+    holder.put(0, "model", {"network": params}, {"network": divided})
+    there = holder.together(["model"])
     specs, row_specs = (
         jax.tree.map(lambda where: where.spec, shardings(mesh, tree, stacked=True))
         for tree in ({"network": divided}, of_factors)
@@ -413,9 +413,9 @@ def test_parameters_are_read_into_shares(tmp_path):
         stored, params, sharding=where, source=tmp_path, leading=True, divisions=divided
     )
     holder = ReplicaWeights(make_mesh(4, 4))
-    holder.put(0, "overrides", params, divided)
+    holder.put(0, "model", params, divided)
     for one, other in zip(
-        jax.tree.leaves(read), jax.tree.leaves(holder.of(0, "overrides")), strict=True
+        jax.tree.leaves(read), jax.tree.leaves(holder.of(0, "model")), strict=True
     ):
         assert one.sharding == other.sharding and np.array_equal(one, other)
 
