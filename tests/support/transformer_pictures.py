@@ -178,6 +178,7 @@ class TransformerPictureTests:
         assert (card.steps, card.guidance, card.larger_strength) == defaults
         assert engine.checkpoint.default_size == self.size
 
+    @once
     def test_each_sampler_that_its_pipeline_takes_is_that_of_pytorch(
         self, reference, engine, sampler, monkeypatch
     ):
@@ -191,11 +192,13 @@ class TransformerPictureTests:
         expected = self.theirs(reference, engine, num_inference_steps=steps)
         assert_alike(self.drawn(engine, sampler=sampler, steps=steps)[0], expected)
 
+    @once
     def test_what_a_mask_leaves_black_is_kept(self, engine):
         ours = self.drawn(engine, init_image=START.name, mask=HOLE.name, mask_blur=0)[0]
         assert np.array_equal(ours[MASK == 0], PHOTO[MASK == 0])
         assert not np.array_equal(ours[MASK > 0], PHOTO[MASK > 0])
 
+    @once
     def test_slots_of_a_batch_do_not_tell_that_others_are_there(self, engine):
         samplers = [*FLOW_SAMPLERS, *FLOW_SAMPLERS][:8]
         own = [
@@ -238,6 +241,7 @@ class TransformerPictureTests:
         assert_alike(ours, expected)
         assert np.abs(ours.astype(int) - plain).mean() > 1
 
+    @once
     def test_a_lora_of_peft_changes_the_picture_as_in_pytorch(self, reference, engine, folder):
         self.assert_lora_is_pytorchs(reference, engine, folder / "ink.safetensors")
 
@@ -261,6 +265,7 @@ class TransformerPictureTests:
                 assert states[0].keys() == states[1].keys()
                 assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
+    @once
     def test_what_it_does_not_have_is_refused_by_name(self, engine):
         unit = engine.checkpoint.model.size_unit
         for values, sentence in (
@@ -272,6 +277,7 @@ class TransformerPictureTests:
             with pytest.raises(RequestError, match=sentence):
                 self.drawn(engine, **values)
 
+    @once
     def test_a_link_of_another_models_picture_says_what_is_not_for_this_one(self, engine):
         request = Request.check({**self.asked, "prompts": self.prompts}, engine.catalog)
         for changes in ({"sampler": "ddim"}, {"spacing": "karras"}):
@@ -279,6 +285,7 @@ class TransformerPictureTests:
             with pytest.raises(RequestError, match="trained by flow matching"):
                 engine.as_drawn(Request((picture,)))
 
+    @once
     def test_parts_that_do_not_fit_are_refused_by_what_differs(self, engine):
         configs = engine.checkpoint.configs
         for part, change, sentence in self.misfits:
@@ -288,6 +295,7 @@ class TransformerPictureTests:
         with pytest.raises(CheckpointError, match="Token downsampling"):
             self.family.build(configs, np.float32, token_downsampling=2)
 
+    @once
     def test_a_scheduler_for_another_kind_of_noise_is_refused(self, engine):
         there = engine.checkpoint
         noise = dict(beta_start=0.1, beta_end=0.2, beta_schedule="linear")
@@ -299,6 +307,7 @@ class TransformerPictureTests:
 class StartPictureTests:
     """Start pictures, for families of which diffusers has pipelines for them."""
 
+    @once
     @pytest.mark.parametrize("strength", [0.5, 1.0])
     def test_a_picture_that_begins_with_another_is_that_of_pytorch(
         self, reference, engine, strength
@@ -306,6 +315,7 @@ class StartPictureTests:
         ours = self.drawn(engine, init_image=START.name, strength=strength)
         assert_alike(ours[0], self.theirs(reference, engine, kind="Img2Img", strength=strength))
 
+    @once
     @pytest.mark.parametrize("strength", [0.5, 1.0])
     def test_a_picture_with_a_mask_is_that_of_pytorch_where_it_is_white(
         self, reference, engine, strength
@@ -339,6 +349,7 @@ class JourneyTests:
 class QwenTests:
     """How texts are read by families whose text encoder is a Qwen3 language model."""
 
+    @once
     def test_ids_are_those_of_the_chat_template(self, reference, engine):
         tokenizer, thinking = engine.checkpoint.tokenizers["tokenizer"], self.family.thinking
         for prompt in (*self.prompts, "", "two\nlines", "<|im_end|>"):
@@ -351,6 +362,7 @@ class QwenTests:
             ids = reference.tokenizer(text).input_ids
             assert tokenizer.turn(prompt, thinking=thinking) == ids
 
+    @once
     def test_nothing_is_drawn_between_two_prompts(self, engine):
         with pytest.raises(RequestError, match="draws nothing between two prompts"):
             self.drawn(engine, to_prompt=self.prompts[1], share=0.5)
