@@ -20,6 +20,7 @@ from sd_tpu.serving import engine as engines
 from sd_tpu.serving import latency
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Failed, Job, Progress
+from sd_tpu.serving.plan import Compiled
 from sd_tpu.serving.scheduler import Busy, Limits
 from sd_tpu.settings import LARGER_STRENGTH, RequestError
 from tests.support.pictures import (
@@ -38,16 +39,31 @@ from tests.support.pictures import (
 )
 
 
+@pytest.fixture(scope="module")
+def of_sd1(tmp_path_factory):
+    """(the PyTorch pipeline, an engine with the same model) of SD 1, with room for two guided
+    pictures at a time."""
+    yield from opened(pipelines("sd1"), tmp_path_factory.mktemp("sd1"), group=2)
+
+
+@pytest.fixture(scope="module")
+def engine(of_sd1) -> Engine:
+    return of_sd1[1]
+
+
 @pytest.fixture(scope="module", params=["sd1", "sd2", "sdxl"])
 def loaded(request, tmp_path_factory):
-    """(the PyTorch pipeline, an engine with the same model) of each layout in turn."""
+    """The same of each layout in turn."""
+    if request.param == "sd1":
+        yield request.getfixturevalue("of_sd1")
+        return
     yield from opened(pipelines(request.param), tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(scope="module", params=["sd1", "sdxl"])
-def filling(request, tmp_path_factory):
-    """The same of models that fill in pictures."""
-    yield from opened(pipelines(request.param, 9), tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module")
+def filling(tmp_path_factory):
+    """The same of an SDXL that fills in pictures."""
+    yield from opened(pipelines("sdxl", 9), tmp_path_factory.mktemp("filling"))
 
 
 def theirs(reference, kind: str, engine: Engine, monkeypatch, photo=PHOTO, **values) -> np.ndarray:
@@ -81,9 +97,9 @@ def test_a_picture_that_begins_with_another_is_that_of_pytorch(loaded, strength,
     assert_alike(ours, theirs(reference, "Img2Img", engine, monkeypatch, strength=strength))
 
 
-@pytest.mark.slow("compiles two sizes of each model")
-def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(loaded, monkeypatch):
-    reference, engine = loaded
+@pytest.mark.slow("compiles two sizes")
+def test_a_picture_that_is_drawn_again_larger_is_that_of_pytorch(of_sd1, monkeypatch):
+    reference, engine = of_sd1
     small = Input.of_pixels(drawn(engine)[0])
     asked = larger(
         Request.check(ASKED, engine.catalog).pictures[0], 2 * SIDE, 2 * SIDE, LARGER_STRENGTH
@@ -116,7 +132,7 @@ def test_a_picture_with_a_mask_is_that_of_pytorch_where_it_is_white(loaded, stre
 
 
 @pytest.mark.parametrize("strength", [0.7, 1.0])
-@pytest.mark.slow("compiles each inpainting model")
+@pytest.mark.slow("compiles an inpainting model")
 def test_a_model_that_fills_in_pictures_does_it_as_in_pytorch(filling, strength, monkeypatch):
     assert_filled_in(filling, strength, monkeypatch)
 
@@ -159,25 +175,17 @@ def test_a_model_that_fills_in_pictures_draws_all_of_one_that_begins_with_nothin
     )
 
 
-def test_a_checkpoint_that_fills_in_pictures_is_written_as_one(filling, tmp_path):
-    _, engine = filling
-    checkpoint = engine.checkpoint
-    checkpoint.save_pretrained(tmp_path, checkpoint.parameters.load())
-    assert diffusers.DiffusionPipeline.from_pretrained(tmp_path).unet.config.in_channels == 9
-    assert type(Checkpoint.open(tmp_path).model) is type(checkpoint.model)
+@pytest.mark.parametrize("layout", ["sd1", "sdxl"])
+def test_a_checkpoint_that_fills_in_pictures_is_written_as_one(layout, tmp_path):
+    pipelines(layout, 9).save_pretrained(tmp_path / "theirs")
+    checkpoint, params = Checkpoint.from_pretrained(tmp_path / "theirs")
+    checkpoint.save_pretrained(tmp_path / "ours", params)
+    found = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "ours")
+    assert found.unet.config.in_channels == 9
+    assert type(Checkpoint.open(tmp_path / "ours").model) is type(checkpoint.model)
 
 
 # --- a batch ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    """An engine of SD 1 with room for two guided pictures at a time."""
-    folder = tmp_path_factory.mktemp("start")
-    pipelines("sd1").save_pretrained(folder)
-    engine = Engine.open(folder, devices=1, group=2, size=(SIDE, SIDE))
-    yield engine
-    engine.close()
 
 
 def test_eight_starts_masks_and_strengths_in_one_batch_give_the_bytes_that_each_gives_alone(engine):
@@ -212,24 +220,6 @@ def test_eight_starts_masks_and_strengths_in_one_batch_give_the_bytes_that_each_
     )
 
 
-@pytest.mark.slow("compiles an engine of its own")
-def test_without_a_start_picture_no_encoder_is_compiled_and_with_one_one_is(
-    checkpoints, monkeypatch
-):
-    made = []
-    kind = engines.ImageEncoder
-    monkeypatch.setattr(
-        engines, "ImageEncoder", lambda *args, **sizes: made.append(sizes) or kind(*args, **sizes)
-    )
-    engine = Engine.open(checkpoints["sd1"], devices=2)
-    drawn(engine)
-    assert not made
-    for _ in range(2):
-        drawn(engine, prompts=["a", "b"], init_image=START.name, strength=0.5)
-    assert [(each["height"], each["width"]) for each in made] == [(32, 32)]
-    engine.close()
-
-
 def test_while_an_encoder_is_compiled_others_draw_and_if_that_fails_it_is_tried_again(
     engine, monkeypatch
 ):
@@ -243,6 +233,9 @@ def test_while_an_encoder_is_compiled_others_draw_and_if_that_fails_it_is_tried_
 
     drawn(engine, init_image=START.name)  # what encodes this size is there
     monkeypatch.setattr(engines, "ImageEncoder", failing)
+    # As it never draws, no other program of this size is compiled.
+    quickly = Compiled(seconds=1.0, row_seconds=1.0, decode_seconds=1.0)
+    monkeypatch.setattr(engine.worker, "_compile_batch", lambda batch: quickly)
     wide = dict(init_image=START.name, width=2 * SIDE)
 
     def submitted() -> Job:
@@ -287,13 +280,22 @@ def test_pictures_that_begin_with_the_same_share_it(engine, monkeypatch):
     assert first is second and first is not third
 
 
-@pytest.mark.slow("compiles for eight devices")
-def test_each_device_encodes_with_the_weights_that_it_draws_with(engine):
+@pytest.mark.slow("compiles for several devices")
+def test_an_encoder_is_compiled_for_start_pictures_and_each_device_encodes_with_its_own_weights(
+    engine, monkeypatch
+):
     ours = drawn(engine, prompts=["a", "b", "c"], init_image=START.name, strength=0.5)
+    made, kind = [], engines.ImageEncoder
+    monkeypatch.setattr(
+        engines, "ImageEncoder", lambda *args, **sizes: made.append(sizes) or kind(*args, **sizes)
+    )
     folder = engine.checkpoint.parameters.source
-    several = Engine.open(folder, devices=3, size=(SIDE, SIDE))
-    others = drawn(several, prompts=["a", "b", "c"], init_image=START.name, strength=0.5)
-    several.close()
+    with Engine.open(folder, devices=3, size=(SIDE, SIDE)) as several:
+        drawn(several)
+        assert not made
+        for _ in range(2):
+            others = drawn(several, prompts=["a", "b", "c"], init_image=START.name, strength=0.5)
+    assert [(each["height"], each["width"]) for each in made] == [(SIDE, SIDE)]
     assert np.abs(np.stack(ours).astype(int) - np.stack(others)).max() <= 1
 
 

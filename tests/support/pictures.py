@@ -47,9 +47,9 @@ def as_kind(made: diffusers.DiffusionPipeline, kind: str, **other):
     return getattr(diffusers, f"StableDiffusion{xl}{kind}Pipeline")(**parts, **extra)
 
 
-def opened(reference, folder):
+def opened(reference, folder, **options):
     reference.save_pretrained(folder)
-    engine = Engine.open(folder, devices=1, size=(SIDE, SIDE))
+    engine = Engine.open(folder, devices=1, size=(SIDE, SIDE), **options)
     yield reference, engine
     engine.close()
     shutil.rmtree(folder)

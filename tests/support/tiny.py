@@ -55,7 +55,14 @@ UNETS = {
 # Where pictures are compared and no names: half of the layers, which are compiled sooner.
 SHALLOW = {
     "sd1": dict(layers_per_block=1),
-    "sdxl": dict(layers_per_block=1, transformer_layers_per_block=(1, 1, 2)),
+    "sdxl": dict(
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        attention_head_dim=(1, 2),
+        transformer_layers_per_block=(1, 2),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    ),
 }
 SCALING = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PIPELINES = {
