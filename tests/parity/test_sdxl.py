@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+from collections.abc import Iterator
 from functools import partial
 
 import diffusers
@@ -133,14 +134,21 @@ def loaded(folder) -> tuple[Checkpoint, PyTree]:
     return Checkpoint.from_pretrained(folder)
 
 
-def programs_of(checkpoint: Checkpoint, height: int, width: int) -> Programs:
-    return Programs(checkpoint.model, make_mesh(1), slots=2, height=height, width=width)
+@pytest.fixture(scope="module")
+def adapters(reference, tmp_path_factory):
+    """A folder with a LoRA for all three networks and an embedding for either encoder."""
+    folder = tmp_path_factory.mktemp("adapters")
+    write_adapters(folder, reference)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def programs(loaded) -> Programs:
-    """Compiled once; what the schedulers differ in is no part of them."""
-    return programs_of(loaded[0], *SIZE)
+def engine(folder, adapters) -> Iterator[Engine]:
+    """Compiled once; what the schedulers differ in is no part of its programs."""
+    options = dict(lora_dir=adapters, embedding_dir=adapters)
+    with Engine.open(folder, devices=1, size=SIZE, **options) as engine:
+        assert engine.ready.wait(300)
+        yield engine
 
 
 def draw(
@@ -173,7 +181,7 @@ def draw(
     }
     slots = programs.encode(params, programs.empty(), entering)
     slots = programs.advance(params, slots, len(table.rows))
-    return np.asarray(programs.decode(params, slots.latents, np.ones(2, bool)))
+    return np.asarray(programs.decode(params, slots.latents, np.arange(programs.slots) < 2))[:2]
 
 
 def levels(images) -> np.ndarray:
@@ -191,10 +199,10 @@ def assert_alike(ours: np.ndarray, theirs: np.ndarray, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_from_the_same_noise_pictures_are_those_of_pytorch(reference, loaded, programs, case):
+def test_from_the_same_noise_pictures_are_those_of_pytorch(reference, engine, case):
     scheduler, steps, guidance, negative = CASES[case]
     reference.scheduler = scheduler
-    h, w, channels = programs.latent_shape
+    h, w, channels = engine.programs.latent_shape
     latents = np.random.default_rng(0).standard_normal((2, channels, h, w)).astype(np.float32)
     theirs = reference(
         PROMPTS,
@@ -206,7 +214,8 @@ def test_from_the_same_noise_pictures_are_those_of_pytorch(reference, loaded, pr
         latents=torch.tensor(latents),
         output_type="np",
     ).images
-    ours = draw(programs, *loaded, scheduler, steps, guidance, negative, latents)
+    made = engine.programs, engine.checkpoint, engine.params
+    ours = draw(*made, scheduler, steps, guidance, negative, latents)
     assert_alike(ours, theirs, f"SDXL {4 * w}x{4 * h}, {case}")
 
 
@@ -350,14 +359,10 @@ def write_adapters(folder, pipeline) -> None:
 
 
 @pytest.mark.slow("compiles SDXL with two text encoders")
-def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
+def test_the_engine_draws_what_pytorch_draws(engine, reference, adapters):
     """From the noise of the seed; the size, the guidance and the encoders are told of themselves.
     A LoRA and an embedding are only for the picture that names them.
     """
-    write_adapters(tmp_path, reference)
-    engine = Engine.open(
-        folder, devices=1, size=(32, 96), lora_dir=tmp_path, embedding_dir=tmp_path
-    )
     plain, adapted = PROMPTS[0], f"{PROMPTS[1]}, mystyle"
     request = Request.check(
         {
@@ -373,7 +378,6 @@ def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     made = [
         event.pixels for event in engine.submit(request).events() if isinstance(event, ImageReady)
     ]
-    engine.close()
     pipeline = type(reference)(
         **{name: copy.deepcopy(part) for name, part in reference.components.items()}
     )
@@ -381,22 +385,22 @@ def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     pipeline.set_progress_bar_config(disable=True)
 
     def drawn(prompt: str, seed: int) -> np.ndarray:
-        noise = jax.random.normal(jax.random.PRNGKey(seed), (1, 4, 8, 24))
+        noise = jax.random.normal(jax.random.PRNGKey(seed), (1, 4, SIZE[0] // 4, SIZE[1] // 4))
         return pipeline(
             prompt,
             num_inference_steps=4,
             guidance_scale=3.0,
-            height=32,
-            width=96,
+            height=SIZE[0],
+            width=SIZE[1],
             negative_prompt="fog",
             latents=torch.tensor(np.asarray(noise)),
             output_type="np",
         ).images[0]
 
     theirs, without = drawn(plain, 7), drawn(PROMPTS[1], 8)
-    pipeline.load_lora_weights(str(tmp_path), weight_name="both.safetensors")
+    pipeline.load_lora_weights(str(adapters), weight_name="both.safetensors")
     pipeline.fuse_lora(lora_scale=0.7)
-    vectors = load_file(tmp_path / "mystyle.safetensors")
+    vectors = load_file(adapters / "mystyle.safetensors")
     for name, which in (("clip_l", ""), ("clip_g", "_2")):
         pipeline.load_textual_inversion(
             vectors[name],
@@ -409,7 +413,7 @@ def test_the_engine_draws_what_pytorch_draws(folder, reference, tmp_path):
     pipeline.text_encoder_2.text_model.eos_token_id = pipeline.tokenizer_2.eos_token_id
     both = np.stack([theirs, drawn(adapted, 8)])
     assert np.abs(both[1] - without).mean() > 0.01, "they change the picture"
-    assert_alike(np.stack(made), both, "SDXL 96x32 through the engine, with a LoRA")
+    assert_alike(np.stack(made), both, "SDXL 32x96 through the engine, with a LoRA")
 
 
 @pytest.mark.slow("compiles SDXL twice")
@@ -437,7 +441,7 @@ def test_a_latent_consistency_model_is_told_the_guidance_and_draws_the_prompt_al
     )
     pipeline.save_pretrained(tmp_path)
     checkpoint, params = Checkpoint.from_pretrained(tmp_path)
-    programs = programs_of(checkpoint, 32, 32)
+    programs = Programs(checkpoint.model, make_mesh(1), slots=2, height=32, width=32)
     pipeline.set_progress_bar_config(disable=True)
     latents = np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)
     flax, flax_params = FlaxStableDiffusionPipeline.from_pretrained(tmp_path)
