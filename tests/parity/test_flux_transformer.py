@@ -29,13 +29,13 @@ class TestFluxTransformer(TransformerNetworkTests):
             out_channels=12, num_layers=1, num_single_layers=3, axes_dims_rope=[2, 4, 10]
         ),
     }
-    published = {"schnell": dict(), "dev": dict(guidance_embeds=True)}
+    published = {"dev": dict(guidance_embeds=True)}  # of which schnell has all but the guidance
     scales = dict.fromkeys(
         """x_embedder context_embedder timestep_embedder.linear_2 guidance_embedder.linear_2
         to_q. to_k. add_q_proj add_k_proj""".split(),
         0.05,
     )
-    sizes = [(12, 6), (8, 8), (2, 16), (2, 2)]
+    sizes = [(12, 6), (2, 2)]
     many = [dict(height=64, width=32, words=256), dict(height=40, width=46, words=256)]
     shallow = dict(num_layers=1, num_single_layers=1, guidance_embeds=True)
     ordered = False

@@ -62,7 +62,7 @@ class TestZImageTransformer(TransformerNetworkTests):
         **dict.fromkeys("all_x_embedder cap_embedder.1 pad_token to_q to_k".split(), 0.1),
     }
     far = ("pad_token", "adaLN_modulation.0.bias", "adaLN_modulation.1.bias")
-    sizes = [(6, 20), (8, 8), (16, 8), (2, 2)]
+    sizes = [(6, 20), (16, 8), (2, 2)]
     cases = [
         dict(times=(0.3, 1.0)),
         dict(times=(0.0, 0.3), lengths=(64, 32)),
@@ -122,10 +122,9 @@ class TestZImageTransformer(TransformerNetworkTests):
         _, theirs = self.of_diffusers(reference, **given)
         assert_agrees("beside a row without text", found[1], theirs)
 
-    def test_a_row_without_text_harms_none_of_many_tokens(self, tmp_path):
-        self.moved(**self.shallow).save_pretrained(tmp_path)
+    def test_a_row_without_text_harms_none_of_many_tokens(self, for_many):
         given = self.inputs("as published", **self.many[0] | {"lengths": (0, 530)})
-        assert np.isfinite(self.opened(tmp_path)(given)).all()
+        assert np.isfinite(for_many[1](given)).all()
 
     def test_what_is_beyond_the_text_does_not_matter(self, given, ours):
         before = ours(given)

@@ -121,7 +121,7 @@ class NetworkTests:
 class TransformerNetworkTests(NetworkTests):
     """A family's transformer against diffusers', as `NetworkTests`."""
 
-    sizes: ClassVar[list[tuple[int, int]]]  # of latents, the first not square
+    sizes: ClassVar[list[tuple[int, int]]]  # of latents, the first not square, each compiled for
     cases: ClassVar[list[dict[str, Any]]] = [{"times": (961.0, 3.5)}, {"times": (0.25, 1000.0)}]
     many: ClassVar[list[dict[str, Any]]]  # inputs of more than 512 tokens
     shallow: ClassVar[dict[str, Any]]  # in what the network for those differs from `tiny`
@@ -145,6 +145,14 @@ class TransformerNetworkTests(NetworkTests):
     def given(self, kind) -> Inputs:
         return self.inputs(kind, *self.sizes[0])
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def for_many(cls, tmp_path_factory):
+        """Return (diffusers' network for many tokens, ours)."""
+        reference, folder = cls.moved(**cls.shallow), tmp_path_factory.mktemp("shallow")
+        reference.save_pretrained(folder)
+        return reference, cls.opened(folder)
+
     def test_it_is_that_of_diffusers(self, kind, reference, ours):
         sizes = self.sizes if kind == next(iter(self.kinds)) else self.sizes[:1]
         for (height, width), case in itertools.product(sizes, self.cases):
@@ -155,11 +163,9 @@ class TransformerNetworkTests(NetworkTests):
                 name = f"{self.network.__name__}, {kind}, {height}x{width}, {case}, row {row}"
                 assert_agrees(name, found[row], theirs)
 
-    def test_many_tokens_are_those_of_diffusers(self, tmp_path):
+    def test_many_tokens_are_those_of_diffusers(self, for_many):
         """Attention is chunked on CPUs where tokens are more than 512."""
-        reference = self.moved(**self.shallow)
-        reference.save_pretrained(tmp_path)
-        ours = self.opened(tmp_path)
+        reference, ours = for_many
         for case in self.many:
             given = self.inputs(next(iter(self.kinds)), **case)
             theirs = self.of_diffusers(reference, **given)
