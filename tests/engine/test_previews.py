@@ -71,7 +71,7 @@ def engine():
 
 def test_the_last_preview_is_close_to_the_picture(engine):
     """The bundled model's, all but finished."""
-    prompts = ["a red apple", "a blue fish", "a green tree", "a cat"]
+    prompts = ["a red apple", "a blue fish"]
     request = Request.check({"prompts": prompts, "steps": 8, "seed": 3}, engine.catalog)
     previews, pictures = {}, {}
     for event in engine.submit(request).events():
@@ -79,7 +79,7 @@ def test_the_last_preview_is_close_to_the_picture(engine):
             previews |= event.previews
         if isinstance(event, ImageReady):
             pictures[event.index] = event.pixels
-    assert previews.keys() == pictures.keys() == {0, 1, 2, 3}
+    assert previews.keys() == pictures.keys() == {0, 1}
     small = [
         np.asarray(
             Image.fromarray(pictures[index]).resize(
@@ -87,9 +87,9 @@ def test_the_last_preview_is_close_to_the_picture(engine):
             ),
             float,
         )
-        for index in range(4)
+        for index in range(2)
     ]
-    found = np.corrcoef(np.ravel(small), np.ravel([previews[index] for index in range(4)]))[0, 1]
+    found = np.corrcoef(np.ravel(small), np.ravel([previews[index] for index in range(2)]))[0, 1]
     print(f"previews | correlation with the pictures | {found:.3f}")
     assert previews[0].shape == (64, 64, 3) and found > 0.85
 

@@ -165,11 +165,10 @@ def test_a_gradient_four_times_as_wide_has_no_seams_and_wants_no_program_of_its_
     assert large.shape == (320, 1024, 3) and len(tiling) == 10
     assert {batch.height for batch in engine.worker._programs} == {256}
     assert engine.programs.traces == traces
-    compiled = count_compilations()
-    assert np.array_equal(drawn(engine, request, given)[0], large) and compiled() == 0
-    weights = tilings.weights
+    weights, compiled = tilings.weights, count_compilations()
     monkeypatch.setattr(tilings, "weights", lambda *of: (weights(*of) > 0.5).astype(np.float32))
     (cut,) = drawn(engine, request, given)
+    assert compiled() == 0
     blended, apart = (np.asarray(seams(image, tiling)) for image in (large, cut))
     assert blended.mean() < 3 < 9 < apart.min() and np.all(blended < 0.6 * apart)
 
