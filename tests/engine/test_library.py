@@ -1,6 +1,5 @@
 """What a folder of checkpoints offers, and one engine with several of them."""
 
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -24,7 +23,9 @@ from sd_tpu.page.compare import comparable, comparison, read_comparison
 from sd_tpu.page.layout import choices_of
 from sd_tpu.pictures.images import read_parameters
 from sd_tpu.request import Request
+from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.serving import catalog
+from sd_tpu.serving.client import open_models
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import COMPILING, Done, Failed, ImageReady, Queued
 from sd_tpu.settings import Picture, RequestError
@@ -342,8 +343,10 @@ def test_a_fault_of_the_scheduler_ends_the_jobs_and_the_next_are_served(engine, 
 def test_within_a_bound_the_least_recently_used_leaves_and_comes_back(shelf, tmp_path):
     for number in range(3):
         shutil.copytree(shelf / f"tune {number}", tmp_path / f"tune {number}")
-    with contextlib.closing(Engine.open(tmp_path / "tune 0", devices=1)) as engine:
-        one, batch = engine.weights.memory + engine.texts.memory, engine.batch.memory
+    alone, _ = open_models(tmp_path / "tune 0", dtype="float32")
+    idle = Engine(alone, make_mesh(1))  # of which nothing is compiled
+    one, batch = idle.weights.memory + idle.texts.memory, idle.batch.memory
+    idle.worker.close()
     engine = Engine.open(tmp_path / "tune 0", models=tmp_path, devices=1, memory=batch + 2 * one)
     engine.scheduler._kept.limit = 0  # or a prompt would need no text encoder the second time
     names, before = ["tune 0", "tune 1", "tune 2", "tune 0", "tune 1"], {}
