@@ -192,7 +192,7 @@ class TestFlux2(TransformerPictureTests, QwenTests):
                 [(), SIZES[:1], SIZES[:2], SIZES[1:2], SIZES[1:], (), SIZES, SIZES[2:]]
             )
         ]
-        own[6]["guidance"] = 1.0  # as it is compiled for already
+        own[6]["guidance"] = 1.0  # as three are compiled for above
         prompts = [f"{word} cat" for word in "abcdefgh"]
         values = {**self.asked, "prompts": prompts, "overrides": own}
         request = Request.check(values, engine.catalog)

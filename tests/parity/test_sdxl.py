@@ -26,7 +26,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.request import Request
 from sd_tpu.runtime.mesh import make_mesh
-from sd_tpu.runtime.programs import Programs
+from sd_tpu.runtime.programs import Programs, TextEncoder
 from sd_tpu.runtime.slots import SlotInputs, advance_slots, empty_slots
 from sd_tpu.sampling.samplers import default_sampler, make_table
 from sd_tpu.sampling.schedule import NoiseSchedule
@@ -160,8 +160,10 @@ def draw(
     guidance: float,
     negative: str | None,
     latents: np.ndarray,
+    texts: TextEncoder | None = None,
 ) -> np.ndarray:
-    """Pictures [2, H, W, 3] of PROMPTS, uint8."""
+    """Pictures [2, H, W, 3] of PROMPTS, uint8; texts are encoded by the programs' own encoder if
+    no other is given."""
     config = json.loads(scheduler.to_json_string())
     sampler, spacing = default_sampler(config)
     table = make_table(sampler, NoiseSchedule.from_config(config), steps, spacing=spacing)
@@ -179,6 +181,9 @@ def draw(
         )
         for i, prompt in enumerate(PROMPTS)
     }
+    encoder = texts or programs.texts
+    made = encoder.encode(params, [each.inputs for each in entering.values()])
+    entering = {i: each.with_texts(made[i]) for i, each in entering.items()}
     slots = programs.encode(params, programs.empty(), entering)
     slots = programs.advance(params, slots, len(table.rows))
     return np.asarray(programs.decode(params, slots.latents, np.arange(programs.slots) < 2))[:2]
@@ -214,8 +219,9 @@ def test_from_the_same_noise_pictures_are_those_of_pytorch(reference, engine, ca
         latents=torch.tensor(latents),
         output_type="np",
     ).images
-    made = engine.programs, engine.checkpoint, engine.params
-    ours = draw(*made, scheduler, steps, guidance, negative, latents)
+    texts = engine.worker._text_encoders[engine.reader]
+    asked = scheduler, steps, guidance, negative
+    ours = draw(engine.programs, engine.checkpoint, engine.params, *asked, latents, texts)
     assert_alike(ours, theirs, f"SDXL {4 * w}x{4 * h}, {case}")
 
 

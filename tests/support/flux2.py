@@ -14,7 +14,7 @@ from tests.support.qwen import make_config, make_tokenizer
 from tests.support.tiny import stir
 
 TEXT = 16  # channels of the language model
-FEW = (1, 2, 4)  # not the 9, 18, 27 that are compiled for half a minute
+FEW = (1, 2, 4)  # not 9, 18 and 27, which take most of the time of tests
 
 
 @contextmanager
