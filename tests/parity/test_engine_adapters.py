@@ -72,14 +72,11 @@ def embeddings(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=[1])
-def engine(request, checkpoints, loras, embeddings):
+@pytest.fixture(scope="module")
+def engine(checkpoints, loras, embeddings):
+    """On two devices, so that neighbours have weights of their own."""
     engine = Engine.open(
-        checkpoints["sd1"],
-        devices=request.param,
-        lora_dir=loras,
-        embedding_dir=embeddings,
-        prompt_chunks=2,
+        checkpoints["sd1"], devices=2, lora_dir=loras, embedding_dir=embeddings, prompt_chunks=2
     )
     yield engine
     engine.close()
@@ -106,7 +103,7 @@ def drawn(engine, *prompts: str) -> list[np.ndarray]:
     return [pixels[index] for index in sorted(pixels)]
 
 
-@pytest.mark.parametrize("engine", [1, 2], indirect=True)  # on so many devices
+@pytest.mark.slow("compiles for two devices")
 def test_eight_pictures_with_eight_loras_are_each_what_they_are_alone(engine):
     prompts = [f"{PROMPT} <lora:style {number}:0.8>" for number in range(8)]
     before = drawn(engine, PROMPT)[0]
@@ -119,6 +116,7 @@ def test_eight_pictures_with_eight_loras_are_each_what_they_are_alone(engine):
     assert len(engine.worker._programs) == compiled
 
 
+@pytest.mark.slow("compiles for longer prompts")
 def test_long_prompts_are_drawn_by_programs_of_their_own(engine):
     plain, again = drawn(engine, "a cat", "a cat BREAK in a hat")
     np.testing.assert_array_equal(plain, drawn(engine, "a cat")[0])
@@ -288,6 +286,7 @@ def test_what_another_process_has_resolved_is_drawn_without_looking_anything_up(
         engine.resolver.here(resolved)
 
 
+@pytest.mark.slow("compiles an engine of its own")
 def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
     """As many bytes lie on the device as the account says, and they are within the bound."""
     engine = Engine.open(checkpoints["sd1"], devices=1, lora_dir=loras)
