@@ -155,7 +155,7 @@ def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, sca
             **inputs,
             "reference_scale": np.float32([scale]),
             "reference": np.asarray(
-                adapter.tokens(params, reference_pixels(REFERENCE.name, GIVEN, 28))
+                jax.jit(adapter.tokens)(params, reference_pixels(REFERENCE.name, GIVEN, 28))
             ),
         },
         guidance=4.0,
