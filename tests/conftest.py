@@ -143,6 +143,22 @@ def checkpoints(torch_pipelines, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def least_pipeline() -> "StableDiffusionPipeline":
+    """The smallest of PyTorch's pipelines, for tests of what is around the networks."""
+    from tests.support.reference import LEAST, make_torch_pipeline
+
+    return make_torch_pipeline("sd1", **LEAST)
+
+
+@pytest.fixture(scope="session")
+def least(least_pipeline, tmp_path_factory) -> Path:
+    """The same as a checkpoint's folder."""
+    folder = tmp_path_factory.mktemp("least")
+    least_pipeline.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def loaded(checkpoints, layout):
     """(checkpoint, params) of each layout in turn, float32, on all eight devices."""
     from sd_tpu.families.checkpoint import Checkpoint

@@ -24,6 +24,9 @@ class Model(Protocol):
     with 1 for both.
     """
 
+    def __hash__(self) -> int:
+        """Hash what makes it equal to others."""
+
     @property
     def dtype(self) -> jnp.dtype:
         """Dtype of the arithmetic, and of parameters except for parts that need float32."""

@@ -80,6 +80,16 @@ class NoiseSchedule:
             alphas_cumprod = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
         return cls(config=config, alphas_cumprod=alphas_cumprod)
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, NoiseSchedule)
+            and self.config == other.config
+            and np.array_equal(self.alphas_cumprod, other.alphas_cumprod)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.config)
+
     @property
     def scheduler(self) -> str | None:
         """diffusers' class of the checkpoint's scheduler, without the old `Flax` before it."""
@@ -130,7 +140,7 @@ class NoiseSchedule:
         return np.interp(np.log(sigma), np.log(self.sigmas), np.arange(len(self.sigmas)))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FlowSchedule:
     """Flow matching, x = (1 - sigma) * x0 + sigma * eps, where a model predicts eps - x0.
 

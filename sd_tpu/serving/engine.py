@@ -14,17 +14,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from sd_tpu.checkpoint.config import BUNDLED_MODEL, CheckpointError, paths_within
-from sd_tpu.checkpoint.division import bytes_of, undivided
+from sd_tpu.checkpoint.division import Division, bytes_of, undivided
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.doctor import Device, Diagnosis, diagnose
 from sd_tpu.families.adapters import Adapters
@@ -133,7 +133,7 @@ class Engine(EngineClient):
         self._kinds: dict[Batch, _Kind] = {}
         estimated = self.resolver.estimated(_with_steps(self.defaults))
         self.batch, self.reader = self._batch(estimated), self._prompt(estimated).encoder
-        self.programs = self._programs_of(self.batch)
+        self.programs = self._programs_of(self.batch, _last_programs)
         self.latency = LatencyModel()
         least = sum(each.memory for each in (self.batch, *self.batch.needs))
         least += max(self.weights.memory, self.texts.memory)
@@ -605,17 +605,17 @@ class Engine(EngineClient):
         networks = {network.part: network.shapes for network in kind.networks}
         return programs, slot_inputs, {**checkpoint.drawing.shapes, **networks}
 
-    def _programs_of(self, batch: Batch) -> Programs:
-        return Programs(
+    def _programs_of(self, batch: Batch, make: Callable[..., Programs] | None = None) -> Programs:
+        """Return a batch's programs, made anew by default."""
+        return (make or _programs)(
             self._kinds[batch].model,
             self.mesh,
+            _Divisions.of(self._divisions(self._kinds[batch])),
             slots=batch.slots,
             height=batch.height,
             width=batch.width,
             group=batch.group,
             guided=batch.guided,
-            stacked=True,
-            divisions=self._divisions(self._kinds[batch]),
         )
 
     def _divisions(self, kind: _Kind) -> Params:
@@ -650,14 +650,9 @@ class Engine(EngineClient):
     def _text_encoder(self, encoder: TextEncoder) -> tuple[TextProgram, Params]:
         """Return an encoder of prompts, not compiled yet, and its parameters' shapes."""
         checkpoint, _ = self.catalog.sample(encoder.architecture)
-        divisions = checkpoint.texts.divisions
-        program = TextProgram(
-            self._readers[encoder],
-            self.mesh,
-            count=encoder.count,
-            stacked=True,
-            divisions=divisions,
-        )
+        divisions = _Divisions.of(checkpoint.texts.divisions)
+        model = self._readers[encoder]
+        program = _last_text_program(model, self.mesh, divisions, count=encoder.count)
         return program, checkpoint.texts.shapes
 
     def _encoders(self, picture: ResolvedPicture, slot: SlotInputs) -> tuple[Encoder, ...]:
@@ -728,6 +723,39 @@ class Engine(EngineClient):
             journal.note(job)
             del self._jobs[number]
             self._change.notify_all()  # whoever waits for all of them
+
+
+class _Divisions(NamedTuple):
+    """Divisions of parameters, as a key."""
+
+    structure: Any
+    leaves: tuple[Division, ...]
+
+    @classmethod
+    def of(cls, divisions: Params) -> Self:
+        leaves, structure = jax.tree.flatten(divisions)
+        return cls(structure, tuple(leaves))
+
+    @property
+    def tree(self) -> Params:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+
+def _programs(model: Model, mesh: Mesh, divisions: _Divisions, **values: Any) -> Programs:
+    return Programs(model, mesh, stacked=True, divisions=divisions.tree, **values)
+
+
+# Those that were asked for last are kept, with what was compiled of them, for the next engine of
+# this process: it often has the same model. An engine has those of its first batch as long as it
+# is open anyway, others go as the scheduler says.
+_last_programs = lru_cache(maxsize=1)(_programs)
+
+
+@lru_cache(maxsize=1)
+def _last_text_program(
+    model: Model, mesh: Mesh, divisions: _Divisions, *, count: int
+) -> TextProgram:
+    return TextProgram(model, mesh, count=count, stacked=True, divisions=divisions.tree)
 
 
 def _slots(replicas: int, group: int, pictures: int = 2 * SLOTS) -> int:

@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
+from jax.stages import Wrapped
 
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.model import Model
 from sd_tpu.families.text import DEFAULTS
 from sd_tpu.training.pictures import Example
 
@@ -76,13 +79,7 @@ class ExampleEncoder:
             lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype, sharding=there),
             {part: shapes[part] for part in self.parts},
         )
-
-        def program(function: Callable) -> Any:
-            if not stacked:
-                return jax.jit(function)
-            return jax.jit(lambda params, x: function(jax.tree.map(lambda y: y[0], params), x))
-
-        self._image, self._text = program(model.encode), program(model.encode_prompt)
+        self._image, self._text = _programs(model, stacked)
         self._programs: dict[Any, Any] = {}  # by a picture's size, and of texts by "text"
         self._without: dict[tuple[int, int], Tree] = {}
 
@@ -127,6 +124,18 @@ class ExampleEncoder:
         if not self._texts:
             return given
         return jax.tree.map(lambda x: np.asarray(x[-1]), self._programs["text"](params, given))
+
+
+@lru_cache(maxsize=1)
+def _programs(model: Model, stacked: bool) -> tuple[Wrapped, Wrapped]:
+    """Return jitted encoders of pictures and of texts, of which the last are kept, as a step is."""
+
+    def program(function: Callable) -> Wrapped:
+        if not stacked:
+            return jax.jit(function)
+        return jax.jit(lambda params, x: function(jax.tree.map(lambda y: y[0], params), x))
+
+    return program(model.encode), program(model.encode_prompt)
 
 
 def _text_inputs(checkpoint: Checkpoint, examples: Sequence[Example]) -> list[tuple[Tree, Tree]]:

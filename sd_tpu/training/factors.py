@@ -76,7 +76,7 @@ class Adaptation:
     """
 
     model: Any
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, Layer] = dataclasses.field(hash=False)
     rank: int
 
     @classmethod

@@ -6,7 +6,7 @@ the seed, so a run that was cut off anywhere and goes on gives what it would hav
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -105,29 +105,33 @@ class Pool:
         return jax.tree.map(lambda *x: np.stack(x).reshape(*lead, *np.shape(x[0])), *items)
 
 
+@lru_cache(maxsize=1)
 def make_step(
     adaptation: Adaptation,
     schedule: Schedule,
-    options: Options,
     mesh: Mesh,
     *,
+    optimizer: str,
+    accumulate: int,
     texts: bool = False,
     stacked: bool = False,
 ) -> Wrapped:
     """Return a jitted step: (state, params, batch, seed, rate) -> (state, loss).
 
-    It takes the state's memory for its own.
+    It takes the state's memory for its own. The last one is kept, with what was compiled of it, as
+    the next run is often of the same model.
 
     Args:
         adaptation: of the model.
         schedule: of the checkpoint.
-        options: of the run.
         mesh: the devices over which the pictures of a batch are divided.
+        optimizer: by its name in OPTIMIZERS.
+        accumulate: batches that make a step.
         texts: whether text encoders are part of the step.
         stacked: whether parameters are [D, ...], divided over the devices, as those who draw have
             them, and not whole on each.
     """
-    optimizer, model = make_optimizer(options.optimizer), adaptation.model
+    change, model = make_optimizer(optimizer).update, adaptation.model
 
     def encoded(params: Params, given: Tree) -> Tree:
         if not texts:
@@ -156,10 +160,10 @@ def make_step(
 
         nothing = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), state["factors"]))
         # A loop's body would have one of a CPU's cores for much of it (decision 0007).
-        sums, _ = jax.lax.scan(add, nothing, batches, unroll=options.accumulate == 1)
-        means = jax.tree.map(lambda x: x / options.accumulate, sums)
+        sums, _ = jax.lax.scan(add, nothing, batches, unroll=accumulate == 1)
+        means = jax.tree.map(lambda x: x / accumulate, sums)
         value, gradients = jax.lax.pmean(means, REPLICA)
-        updates, moments = optimizer.update(gradients, state["optimizer"], state["factors"])
+        updates, moments = change(gradients, state["optimizer"], state["factors"])
         updates = jax.tree.map(lambda update: rate * update, updates)
         return {
             "factors": optax.apply_updates(state["factors"], updates),

@@ -82,8 +82,9 @@ class Trainer:
         self._step = make_step(
             adaptation,
             checkpoint.schedule,
-            options,
             mesh,
+            optimizer=options.optimizer,
+            accumulate=options.accumulate,
             texts=options.text_encoders,
             stacked=stacked,
         )

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from markdown_it import MarkdownIt
+from safetensors.numpy import load_file
 
 from sd_tpu import Engine
-from tests.support.reference import make_torch_pipeline
+from tests.support.reference import LEAST, make_torch_pipeline
 
 ROOT = Path(__file__).parent
 while not (ROOT / "pyproject.toml").exists():
@@ -58,11 +60,11 @@ def bundled() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """`app.py --api`, started as the docs say, with a ControlNet; 512x512 has 32x32 latents."""
+    """`app.py --api`, started as the docs say, with a ControlNet; 256x256 has 16x16 latents."""
     import diffusers
 
     folder = tmp_path_factory.mktemp("server")
-    pipeline = make_torch_pipeline("sd1", levels=5)
+    pipeline = make_torch_pipeline("sd1", levels=5, **LEAST)
     pipeline.save_pretrained(folder / "model")
     diffusers.ControlNetModel.from_unet(
         pipeline.unet, conditioning_embedding_out_channels=(8, *[16] * 4)
@@ -70,7 +72,7 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = f"--api --port {port} --no-history --max-pixels 262144 --devices 1"
+    flags = f"--api --port {port} --no-history --size 256x256 --max-pixels 262144 --devices 1"
     paths = ["--model", folder / "model", "--controlnet", folder / "lines"]
     process = subprocess.Popen(
         [sys.executable, "app.py", *flags.split(), *paths],
@@ -90,12 +92,14 @@ def test_programs_run(code, needs, request, tmp_path, monkeypatch):
     (tmp_path / "loras").mkdir()
     if needs == "<!-- needs: checkpoint -->":
         assert MODEL in code
-        code = code.replace(MODEL, str(request.getfixturevalue("checkpoints")["sd1"]))
+        code = code.replace(MODEL, str(request.getfixturevalue("least")))
     else:
         shared = request.getfixturevalue("bundled")
         monkeypatch.setattr(Engine, "open", lambda: shared)
         monkeypatch.setattr(shared, "close", lambda: None)
     run(code, tmp_path)
+    for file in tmp_path.rglob("*.safetensors"):  # a LoRA of the bundled model
+        assert all(np.isfinite(each).all() for each in load_file(file).values())
 
 
 @pytest.mark.parametrize(("code", "needs"), OF_CLIENTS)

@@ -46,14 +46,14 @@ def engine_threads() -> list[threading.Thread]:
 
 
 @pytest.fixture(scope="module")
-def generated(checkpoints, tmp_path_factory):
+def generated(least, tmp_path_factory):
     """What `generate` did with three prompts, one of them blank and one too long."""
     folder = tmp_path_factory.mktemp("out") / "new" / "folder"
     before = engine_threads()
     code, out, err = run(
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat, café 猫",
         "--prompt",
@@ -122,7 +122,7 @@ def test_the_grid_takes_pictures_of_different_sizes(tmp_path, monkeypatch):
     assert Image.open(tmp_path / "grid.png").size == (192, 64)
 
 
-def test_each_file_carries_the_request_that_makes_it_again(generated, checkpoints):
+def test_each_file_carries_the_request_that_makes_it_again(generated, least):
     whole = make_request(
         prompts=("a cat, café 猫", "", LONG_PROMPT.strip()),
         negative_prompt="blur",
@@ -136,7 +136,7 @@ def test_each_file_carries_the_request_that_makes_it_again(generated, checkpoint
         cache_interval=2,
         width=32,
         height=32,
-        model=checkpoints["sd1"].name,
+        model=least.name,
     )
     assert read_png(generated.folder / "grid.png") == whole
     assert read_png(generated.folder / "00.png") == whole.only(0)
@@ -157,13 +157,13 @@ def test_progress_and_lost_words_are_told_in_plain_lines(generated):
 
 @pytest.mark.slow("runs the command in a process of its own")
 def test_a_single_file_draws_with_a_lora_an_embedding_another_decoder_and_no_guidance(
-    checkpoints, tmp_path
+    least, tmp_path
 ):
     file = tmp_path / "tune.safetensors"
-    single_file(checkpoints["sd1"], file)
+    single_file(least, file)
     for name in ("loras", "embeddings"):
         (tmp_path / name).mkdir()
-    lora(checkpoints["sd1"], tmp_path / "loras" / "ink.safetensors", 4, 0)
+    lora(least, tmp_path / "loras" / "ink.safetensors", 4, 0)
     vectors = np.random.default_rng(0).standard_normal((2, 32), np.float32)
     save_file({"emb_params": vectors}, tmp_path / "embeddings" / "cat.safetensors")
     make_tiny().save_pretrained(tmp_path / "TAESD")
@@ -222,11 +222,11 @@ def test_a_single_file_draws_with_a_lora_an_embedding_another_decoder_and_no_gui
         ("--decoder", "gone"),
     ],
 )
-def test_what_is_not_where_a_flag_says_is_a_sentence(checkpoints, tmp_path, flag, sentence):
+def test_what_is_not_where_a_flag_says_is_a_sentence(least, tmp_path, flag, sentence):
     code, out, err = run(
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat",
         flag,
@@ -239,7 +239,7 @@ def test_what_is_not_where_a_flag_says_is_a_sentence(checkpoints, tmp_path, flag
     assert code != 0 and not out and sentence in err.splitlines()[-1]
 
 
-def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
+def test_a_picture_and_its_mask_are_taken_from_files(least, tmp_path):
     start = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     mask = np.zeros((32, 32), np.uint8)
     mask[:, 16:] = 255
@@ -248,7 +248,7 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
     code, _, err = run(
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat",
         "--steps",
@@ -274,11 +274,11 @@ def test_a_picture_and_its_mask_are_taken_from_files(checkpoints, tmp_path):
 
 
 @pytest.mark.slow("compiles two sizes")
-def test_pictures_are_drawn_again_larger_from_what_they_became(checkpoints, tmp_path):
+def test_pictures_are_drawn_again_larger_from_what_they_became(least, tmp_path):
     asked = (
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat",
         "--prompt",
@@ -323,11 +323,11 @@ def test_pictures_are_drawn_again_larger_from_what_they_became(checkpoints, tmp_
     assert Image.open(again / "grid.png").size == (128, 64)
 
 
-def test_a_picture_is_drawn_four_times_as_large_by_tiles(checkpoints, tmp_path):
+def test_a_picture_is_drawn_four_times_as_large_by_tiles(least, tmp_path):
     code, _, err = run(
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat",
         "--steps",
@@ -344,11 +344,11 @@ def test_a_picture_is_drawn_four_times_as_large_by_tiles(checkpoints, tmp_path):
         assert image.size == (128, 128) and "Hires upscale: 4" in image.text[KEY]
 
 
-def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(checkpoints, tmp_path):
+def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(least, tmp_path):
     code, out, err = run(
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat",
         "--larger",
@@ -367,16 +367,16 @@ def test_pictures_that_would_be_too_large_are_refused_before_they_are_drawn(chec
 
 @pytest.mark.slow("compiles with a ControlNet")
 def test_pictures_follow_the_lines_of_another_by_controlnets_of_their_own(
-    checkpoints, torch_pipelines, tmp_path
+    least, least_pipeline, tmp_path
 ):
     for seed, name in enumerate(("lines", "depth")):
-        make_controlnet(torch_pipelines["sd1"].unet, seed).save_pretrained(tmp_path / name)
+        make_controlnet(least_pipeline.unet, seed).save_pretrained(tmp_path / name)
     photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8).repeat(5, 0).repeat(5, 1)
     Image.fromarray(photo).save(tmp_path / "photo.png")
     code, _, err = run(
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat",
         "--prompt",
@@ -419,15 +419,15 @@ def test_pictures_follow_the_lines_of_another_by_controlnets_of_their_own(
 
 
 @pytest.mark.slow("compiles with an IP-Adapter")
-def test_a_picture_is_drawn_after_a_reference_picture(checkpoints, torch_pipelines, tmp_path):
-    make_adapter(torch_pipelines["sd1"].unet, tmp_path / "adapter.safetensors")
+def test_a_picture_is_drawn_after_a_reference_picture(least, least_pipeline, tmp_path):
+    make_adapter(least_pipeline.unet, tmp_path / "adapter.safetensors")
     make_encoder(tmp_path / "eyes")
     photo = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
     Image.fromarray(photo).save(tmp_path / "photo.png")
     given = (
         "generate",
         "--model",
-        checkpoints["sd1"],
+        least,
         "--prompt",
         "a cat",
         "--steps",
@@ -468,9 +468,9 @@ def test_a_picture_that_cannot_be_read_is_named(flag, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_prompt_may_have_its_own_model_and_settings(checkpoints, tmp_path):
+def test_a_prompt_may_have_its_own_model_and_settings(least, tmp_path):
     for name in ("first", "second"):
-        shutil.copytree(checkpoints["sd1"], tmp_path / "models" / name)
+        shutil.copytree(least, tmp_path / "models" / name)
     file = tmp_path / "models" / "second" / "unet" / "diffusion_pytorch_model.safetensors"
     save_file({name: 2 * values for name, values in load_file(file).items()}, file)
     code, _, err = run(

@@ -81,6 +81,12 @@ def make_programs(checkpoint, devices: int, group: int = 1, **options) -> Progra
     )
 
 
+@pytest.fixture(scope="module")
+def smallest(least):
+    """(checkpoint, params) where what a network computes is not looked at, on all devices."""
+    return Checkpoint.from_pretrained(least, sharding=replicated(make_mesh()))
+
+
 LAYOUTS = {"a slot a device": (8, 1), "one device": (1, 1), "one device in fours": (1, 4)}
 
 
@@ -202,10 +208,10 @@ def test_the_finished_latents_are_the_last_estimate_of_the_clean_image(on):
 
 
 @pytest.fixture(scope="module")
-def evaluations(sd1):
+def evaluations(smallest):
     """Draws entries on one device in groups of `group`, and says which evaluations of the model
     that took, by the sizes of their batches."""
-    checkpoint, params = sd1
+    checkpoint, params = smallest
 
     @cache
     def counting(group: int, guided: bool):
@@ -269,10 +275,9 @@ def test_where_nothing_may_be_guided_a_picture_takes_an_evaluation_of_its_own(
     assert seen == [group] * rounds
 
 
-def test_pictures_without_guidance_are_those_of_programs_that_guide_others(sd1):
-    checkpoint, params = sd1
-    plain, both = (make_programs(checkpoint, 1, guided=guided) for guided in (False, True))
-    params = jax.device_put(params, replicated(plain.mesh))
+def test_pictures_without_guidance_are_those_of_programs_that_guide_others(drawn):
+    (checkpoint, params, both), _ = drawn("one device")
+    plain = make_programs(checkpoint, 1, guided=False)
     entering = {i: enter(checkpoint, *DIFFERENT[index]) for i, index in enumerate((2, 5))}
     apart = np.abs(draw(plain, params, entering).astype(int) - draw(both, params, entering))
     assert apart.max() <= 1
@@ -333,8 +338,8 @@ def test_pictures_are_drawn_where_they_are_wanted_and_nowhere_else(sd1, monkeypa
 
 
 @pytest.mark.parametrize("name", ["texts", "advance", "decode"])
-def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(sd1, name):
-    checkpoint, params = sd1
+def test_on_a_cpu_ynnpack_is_given_only_what_it_fuses_with_a_reduction(smallest, name):
+    checkpoint, params = smallest
     programs = make_programs(checkpoint, 8)
     slots = programs.empty()
     arguments = {
@@ -366,9 +371,9 @@ def by_ynnpack(compiled) -> tuple[list[str], list[str]]:
     )
 
 
-def test_on_a_cpu_ynnpack_is_given_products_of_bfloat16_as_well(checkpoints):
+def test_on_a_cpu_ynnpack_is_given_products_of_bfloat16_as_well(least):
     checkpoint, params = Checkpoint.from_pretrained(
-        checkpoints["sd1"], dtype=jnp.bfloat16, sharding=replicated(make_mesh(1))
+        least, dtype=jnp.bfloat16, sharding=replicated(make_mesh(1))
     )
     programs = make_programs(checkpoint, 1)
     compiled = programs._advance.lower(params, programs.empty(), np.ones(8, np.int32)).compile()
@@ -376,8 +381,8 @@ def test_on_a_cpu_ynnpack_is_given_products_of_bfloat16_as_well(checkpoints):
     assert any(" dot(" in each and "bf16[" in each for each in given)
 
 
-def test_advance_is_compiled_with_options_of_its_own(sd1, monkeypatch):
-    checkpoint, params = sd1
+def test_advance_is_compiled_with_options_of_its_own(smallest, monkeypatch):
+    checkpoint, params = smallest
     monkeypatch.setitem(ADVANCE_OPTIONS, "cpu", {"unheard_of": True})
     programs = make_programs(checkpoint, 8)
     with pytest.raises(jax.errors.JaxRuntimeError, match="unheard_of"):
@@ -454,10 +459,10 @@ def test_every_program_is_traced_once_whatever_changes(on, together):
     assert programs.traces == {"encode": 1, "advance": 1, "decode": 1}
 
 
-def test_what_a_compiler_has_freed_is_returned_once_for_each_program(sd1, monkeypatch):
+def test_what_a_compiler_has_freed_is_returned_once_for_each_program(smallest, monkeypatch):
     returned = []
     monkeypatch.setattr(programs_module, "return_freed_memory", lambda: returned.append("once"))
-    checkpoint, params = sd1
+    checkpoint, params = smallest
     programs = make_programs(checkpoint, 8)
     for _ in range(2):
         draw(programs, params, {0: enter(checkpoint, *DIFFERENT[4])})

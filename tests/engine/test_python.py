@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import sd_tpu
+from benchmarks.report import count_compilations
 from sd_tpu import Cancelled, Done, DrawingError, DrawnImage, Engine, Failed, Progress, read_png
 from sd_tpu.sentence import Sentence
 from sd_tpu.serving.client import EngineClient
@@ -41,6 +42,18 @@ def test_with_closes_an_engine(tmp_path, monkeypatch):
     monkeypatch.setattr(Engine, "close", lambda engine: closed.append(engine) or close(engine))
     run_examples(Engine.open, Engine=Engine)
     assert len(closed) == 1
+
+
+def test_an_engine_that_is_opened_again_compiles_nothing_unless_another_is_opened_between(least):
+    drawn, compiled = [], []
+    for dtype in ("float32", "float32", "bfloat16", "float32"):
+        count = count_compilations()
+        with Engine.open(least, devices=1, dtype=dtype) as engine:
+            drawn.append(engine.draw("a cat", steps=2))
+        assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
+        compiled.append(count() > 0)
+    assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
+    assert compiled == [True, False, True, True]
 
 
 def test_a_stream_tells_steps_previews_pictures_and_the_end(page_engine):

@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,23 +54,11 @@ WISH = TrainingRequest(
 
 
 class Server:
-    """An engine with its teaching, which can be begun anew on the same folders."""
+    """Teaching on an engine, which can be begun anew on the same folders."""
 
-    def __init__(self, checkpoint: Path, folder: Path, devices: int = 1):
-        self.loras, self.folder = folder / "loras", folder / "teaching"
-        self.loras.mkdir(exist_ok=True)
-        self.engine = Engine.open(checkpoint, devices=devices, lora_dir=self.loras)
-        self.steps: list[tuple[float, float]] = []  # when each began and ended
-        train = self.engine.worker._train
-
-        def timed(training):
-            begun = time.monotonic()
-            seconds = train(training)
-            self.steps.append((begun, time.monotonic()))
-            return seconds
-
-        self.engine.worker._train = timed
-        self.teaching = Teaching.open(self.engine, self.folder, self.loras)
+    def __init__(self, engine: Engine, folder: Path):
+        self.engine, self.loras, self.folder = engine, loras_of(engine), folder
+        self.teaching = Teaching.open(engine, folder, self.loras)
 
     def until(self, status: str, name: str = "zork"):
         deadline = time.monotonic() + PATIENCE
@@ -97,19 +85,36 @@ class Server:
 
     def close(self) -> None:
         self.teaching.close()
-        self.engine.close()
+        for file in self.loras.iterdir():
+            file.unlink()
+        self.engine.adapters.look_again()
+
+
+def loras_of(engine: Engine) -> Path:
+    folder = engine.adapters._loras.path
+    assert folder is not None
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(least, tmp_path_factory) -> Iterator[Engine]:
+    """An engine on one device, with no LoRAs yet."""
+    with Engine.open(least, devices=1, lora_dir=tmp_path_factory.mktemp("loras")) as engine:
+        yield engine
 
 
 @pytest.fixture
-def server(checkpoints, tmp_path):
-    server = Server(checkpoints["sd1"], tmp_path)
+def server(engine, tmp_path) -> Iterator[Server]:
+    server = Server(engine, tmp_path / "teaching")
     yield server
     server.close()
 
 
-@pytest.mark.slow("trains on two devices")
-def test_several_devices_train_together(checkpoints, tmp_path):
-    server = Server(checkpoints["sd1"], tmp_path, devices=2)
+@pytest.mark.slow("compiles all for one device and for two")
+def test_several_devices_train_together(least, engine, tmp_path):
+    (tmp_path / "loras").mkdir()
+    two = Engine.open(least, devices=2, lora_dir=tmp_path / "loras")
+    server = Server(two, tmp_path / "teaching")
     before = server.draw("a cat")
     server.teaching.start(WISH)
     assert server.until(DONE).losses[-1][0] == WISH.steps
@@ -121,7 +126,8 @@ def test_several_devices_train_together(checkpoints, tmp_path):
     server.teaching.stop(ME, server.run("blob").id)
     stopped = server.until(STOPPED, "blob")
     server.close()
-    fewer = Server(checkpoints["sd1"], tmp_path)
+    two.close()
+    fewer = Server(engine, tmp_path / "teaching")
     fewer.teaching.resume(ME, stopped.id)
     fewer.wait_for(lambda: fewer.run("blob").step > stopped.step)
     assert fewer.run("blob").batch == 2
@@ -129,7 +135,16 @@ def test_several_devices_train_together(checkpoints, tmp_path):
 
 
 @pytest.mark.slow("trains and draws")
-def test_a_lora_is_taught_beside_what_is_drawn_and_offered_at_once(server):
+def test_a_lora_is_taught_beside_what_is_drawn_and_offered_at_once(server, monkeypatch):
+    train, steps = server.engine.worker._train, []  # when each step began and ended
+
+    def timed(training):
+        begun = time.monotonic()
+        seconds = train(training)
+        steps.append((begun, time.monotonic()))
+        return seconds
+
+    monkeypatch.setattr(server.engine.worker, "_train", timed)
     before = server.draw("a cat")
     server.teaching.start(dataclasses.replace(WISH, steps=400))
     server.until(TRAINING)
@@ -142,7 +157,7 @@ def test_a_lora_is_taught_beside_what_is_drawn_and_offered_at_once(server):
         since = time.monotonic()
         assert isinstance([*job.events()][-1], Done)
         until = time.monotonic()
-        waited = [begun for begun, ended in list(server.steps) if ended > since and begun < until]
+        waited = [begun for begun, ended in list(steps) if ended > since and begun < until]
         # One more may begin between the end of the picture and our hearing of it.
         assert len(waited) <= 2, "a picture waited for more than one step"
         assert server.run().status == TRAINING
@@ -166,24 +181,23 @@ def test_a_lora_is_taught_beside_what_is_drawn_and_offered_at_once(server):
     assert server.teaching.runs(ME) == [] and [*server.folder.iterdir()] == [server.folder / "lock"]
 
 
-@pytest.mark.slow("trains twice, on two servers")
-def test_a_run_whose_server_was_killed_goes_on_to_the_same_file(checkpoints, tmp_path, monkeypatch):
+def test_a_run_whose_server_was_killed_goes_on_to_the_same_file(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SAVED_SECONDS", 0.0)
     found = []
     for killed in (False, True):
         folder = tmp_path / str(killed)
-        folder.mkdir()
-        server = Server(checkpoints["sd1"], folder)
-        run = server.teaching.start(dataclasses.replace(WISH, steps=12))
+        server = Server(engine, folder / "teaching")
+        run = server.teaching.start(dataclasses.replace(WISH, steps=60))
         if killed:
             server.wait_for((run.folder / "state.safetensors").exists)
-            with server.teaching._change:
-                copy = tmp_path / "copy"
-                copy_tree(folder, copy)  # as it is at a `kill -9`
+            with server.teaching._change:  # as it is at a `kill -9`
+                copy_tree(server.folder, folder / "copy")
+                copy_tree(server.loras, folder / "loras")
             server.close()
-            server = Server(checkpoints["sd1"], copy)
+            shutil.copytree(folder / "loras", server.loras, dirs_exist_ok=True)
+            server = Server(engine, folder / "copy")
             (again,) = server.teaching.runs(ME)
-            assert again.status == STOPPED and 0 < again.step <= 12
+            assert again.status == STOPPED and 0 < again.step <= 60
             with pytest.raises(RequestError, match="not there any more"):
                 server.teaching.resume(OTHER, again.id)
             server.teaching.resume(ME, again.id)
@@ -198,7 +212,6 @@ def copy_tree(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.unfinished"))
 
 
-@pytest.mark.slow("trains")
 def test_a_stopped_run_can_be_gone_on_with_or_discarded_and_others_wait(server):
     teaching = server.teaching
     first = teaching.start(dataclasses.replace(WISH, steps=100_000))
@@ -288,28 +301,26 @@ def test_a_run_that_nobody_goes_on_with_is_forgotten_with_its_pictures(page_teac
 
 
 @pytest.fixture(scope="module")
-def page_teaching(checkpoints, tmp_path_factory):
+def page_teaching(engine, tmp_path_factory) -> Iterator[Teaching]:
+    """A teaching that refuses what it is asked for, with a folder of LoRAs of its own."""
     folder = tmp_path_factory.mktemp("refusals")
-    server = Server(checkpoints["sd1"], folder)
-    yield server.teaching
-    server.close()
+    (folder / "loras").mkdir()
+    teaching = Teaching.open(engine, folder / "teaching", folder / "loras")
+    yield teaching
+    teaching.close()
 
 
-@pytest.mark.slow("compiles a step")
-def test_without_memory_enough_it_says_what_would_fit(checkpoints, tmp_path):
-    server = Server(checkpoints["sd1"], tmp_path)
-    server.engine.ready.wait()
-    memory = server.engine.scheduler._memory
+def test_without_memory_enough_it_says_what_would_fit(server, monkeypatch):
     engine = server.engine
-    memory.limit = engine.weights.memory + engine.texts.memory + 1_000_000
+    engine.ready.wait()
+    limit = engine.weights.memory + engine.texts.memory + 400_000
+    monkeypatch.setattr(engine.scheduler._memory, "limit", limit)
     server.teaching.start(WISH)
     run = server.until(FAILED)
     assert "Teaching this model at 32x32 takes" in run.message
     assert "About 24x24 would fit" in run.message
-    server.close()
 
 
-@pytest.mark.slow("trains")
 def test_a_training_that_fails_is_told_and_others_draw_on(server, monkeypatch):
     take = module.Trainer.take
 
@@ -331,7 +342,6 @@ def test_a_training_that_fails_is_told_and_others_draw_on(server, monkeypatch):
     assert threading.active_count() <= threads
 
 
-@pytest.mark.slow("trains")
 def test_a_run_whose_lora_could_not_be_written_takes_no_other_step(server, monkeypatch):
     write = module.Trainer.write
 

@@ -1,5 +1,6 @@
 """The loss of a step of teaching and the gradients of all factors, against PyTorch and peft."""
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ import torch
 from diffusers.training_utils import compute_snr
 
 from sd_tpu.families.checkpoint import Checkpoint
-from sd_tpu.training.factors import Adaptation
+from sd_tpu.sampling.schedule import read_schedule
+from sd_tpu.training.factors import FEED_FORWARD, Adaptation
 from sd_tpu.training.losses import loss
 from tests.support import anima, flux, flux2, sd3, tiny, z_image
 
@@ -81,15 +83,8 @@ def with_unet(layout: str) -> diffusers.DiffusionPipeline:
     return pipeline
 
 
-def v_prediction(folder):
-    pipeline = with_unet("sd1")
-    pipeline.scheduler = diffusers.DDIMScheduler(**tiny.COMMON, **tiny.V_PREDICTION)
-    return pipeline
-
-
 CASES: dict[str, tuple[Callable, Callable]] = {
     "SD 1": (lambda folder: with_unet("sd1"), of_unet),
-    "SD 1, v": (v_prediction, of_unet),
     "SDXL": (lambda folder: with_unet("sdxl"), of_unet),
     "SD 3.5": (lambda folder: sd3.make_pipeline(folder, "SD 3.5 medium", t5=False), of_sd3),
     "Z-Image": (lambda folder: z_image.make_pipeline(folder, shift=6.0), of_z_image),
@@ -101,19 +96,25 @@ CASES: dict[str, tuple[Callable, Callable]] = {
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request, tmp_path_factory) -> SimpleNamespace:
-    """A checkpoint, PyTorch's network of it, and a batch of random latents with their texts."""
+    """A checkpoint, PyTorch's network of it, and a batch of random latents with random texts."""
     make, call = CASES[request.param]
     folder = tmp_path_factory.mktemp("model")
     pipeline = make(tmp_path_factory.mktemp("tokenizer"))
     pipeline.save_pretrained(folder)
     checkpoint, params = Checkpoint.from_pretrained(folder)
     model, rng = checkpoint.model, np.random.default_rng(5)
-    prompts = ["a fox in the snow", "a zork"]
     conds = []
-    for prompt in prompts:
+    for prompt in ("a fox in the snow", "a zork"):
         inputs = checkpoint.prompt_inputs(prompt, height=SIDE, width=SIDE, guidance=1.0)
-        encode = jax.jit(model.for_inputs(inputs).encode_prompt)
-        conds.append(jax.tree.map(lambda x: x[-1], encode(params, inputs)))
+        both = jax.eval_shape(model.for_inputs(inputs).encode_prompt, params, inputs)
+        conds.append(
+            {
+                name: np.resize(inputs[name], of.shape)[-1]
+                if name in inputs
+                else rng.standard_normal(of.shape[1:], np.float32)
+                for name, of in both.items()
+            }
+        )
     shape = BATCH, *model.latent_shape(SIDE, SIDE)
     flows = model.flow
     return SimpleNamespace(
@@ -139,7 +140,6 @@ def answers(case, network) -> torch.Tensor:
 
     In float64: SDXL's gradients in its float32 are off by nearly as much as is allowed for ours.
     """
-    network.double()
     latents, noise = (as_double(each).permute(0, 3, 1, 2) for each in (case.latents, case.noise))
     cond = jax.tree.map(as_double, case.cond)
     if case.flows:
@@ -163,11 +163,14 @@ def answers(case, network) -> torch.Tensor:
     return (errors * weights).mean()
 
 
-@pytest.mark.parametrize("feed_forward", [False, True], ids=["attention", "feed-forward too"])
-def test_loss_and_gradients_are_pytorchs(case, feed_forward):
+@pytest.mark.slow("compiles a network and its gradient")
+def test_loss_and_gradients_are_pytorchs(case):
     checkpoint, part = case.checkpoint, case.checkpoint.model.denoiser
     shapes = {part: checkpoint.parameters.shapes[part]}
-    adaptation = Adaptation.of(checkpoint.model, shapes, RANK, feed_forward=feed_forward)
+    attention = Adaptation.of(checkpoint.model, shapes, RANK)
+    adaptation = Adaptation.of(checkpoint.model, shapes, RANK, feed_forward=True)
+    assert attention.layers.items() < adaptation.layers.items()
+    assert not any(FEED_FORWARD.fullmatch(name) for name in attention.layers)
     rng = np.random.default_rng(7)
     factors = jax.tree.map(
         lambda x: rng.standard_normal(x.shape, np.float32) / len(x) ** 0.5, adaptation.first(0)
@@ -187,7 +190,7 @@ def test_loss_and_gradients_are_pytorchs(case, feed_forward):
 
     value, gradients = jax.jit(jax.value_and_grad(ours))(factors)
 
-    network = getattr(case.pipeline, part)
+    network = getattr(case.pipeline, part).double()
     names = {name.removeprefix(f"{part}."): name for name in adaptation.layers}
     network.add_adapter(
         peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=[*names], init_lora_weights=False)
@@ -215,3 +218,52 @@ def test_loss_and_gradients_are_pytorchs(case, feed_forward):
                 assert np.abs(found - gradient).max() <= 1e-4 * largest, f"{name} {factor}"
     finally:
         network.delete_adapters("default")
+
+
+@pytest.mark.parametrize("prediction", [{}, tiny.V_PREDICTION], ids=["epsilon", "v"])
+def test_loss_by_what_a_network_predicts_is_pytorchs(prediction):
+    """Of a network that gives what it is given, times a parameter."""
+    scheduler = diffusers.DDIMScheduler(**tiny.COMMON, **prediction)
+    rng, shape = np.random.default_rng(5), (BATCH, 8, 8, 4)
+    latents, noise = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    times = np.array([3, 741])
+    value, gradient = jax.value_and_grad(
+        lambda scale: loss(
+            SimpleNamespace(denoise=lambda scale, x, t, cond: scale * x),
+            read_schedule({"_class_name": "DDIMScheduler", **scheduler.config}),
+            scale,
+            latents,
+            {},
+            noise,
+            jnp.asarray(times, jnp.float32),
+        )
+    )(jnp.float32(0.7))
+    scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    case = SimpleNamespace(
+        latents=latents,
+        noise=noise,
+        indices=times,
+        flows=False,
+        cond={},
+        pipeline=SimpleNamespace(scheduler=scheduler),
+        call=lambda scale, x, t, cond: scale * x,
+    )
+    wanted = answers(case, scale)
+    wanted.backward()
+    assert float(value) == pytest.approx(wanted.item(), rel=1e-5)
+    assert float(gradient) == pytest.approx(scale.grad.item(), rel=1e-4)
+
+
+def test_schedules_are_equal_where_nothing_that_is_trained_by_differs():
+    """So that a step is compiled once for checkpoints that are equal."""
+    configs = [
+        {"_class_name": "DDIMScheduler", **tiny.COMMON},
+        {"_class_name": "DDIMScheduler", **tiny.COMMON, **tiny.V_PREDICTION},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 6.0},
+    ]
+    schedules = [read_schedule(config) for config in configs]
+    assert [schedules.index(read_schedule(config)) for config in configs] == [0, 1, 2, 3]
+    assert len({*schedules, *map(read_schedule, configs)}) == 4
+    other = dataclasses.replace(schedules[0], alphas_cumprod=schedules[0].alphas_cumprod / 2)
+    assert other != schedules[0]

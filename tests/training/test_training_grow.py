@@ -21,11 +21,20 @@ def networks():
         return first_graph, first, grow.build()[0], grow.beginning(first)
 
 
+@pytest.fixture(scope="module")
 def batch(networks):
+    """Pictures, and what the first encoder makes of them."""
     first_graph, first, *_ = networks
     pictures = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3), np.uint8)
     images = autoencoder.halved(autoencoder.to_unit(pictures))
     return pictures, *autoencoder.nnx.merge(first_graph, first).encode(images)
+
+
+@pytest.fixture(scope="module")
+def loss(networks):
+    """The loss and its gradient, compiled once."""
+    _, _, graph, _ = networks
+    return jax.jit(jax.value_and_grad(grow.make_loss(graph)))
 
 
 def test_levels_for_pictures_of_the_same_size_begin_alike(networks):
@@ -43,25 +52,23 @@ def test_levels_for_pictures_of_the_same_size_begin_alike(networks):
 
 
 @pytest.mark.slow("compiles a training step")
-def test_the_encoder_learns_latents_and_the_decoder_pictures(networks):
+def test_the_encoder_learns_latents_and_the_decoder_pictures(networks, batch, loss):
     """Neither from what the other gets wrong."""
-    _, _, graph, params = networks
-    gradient, key = jax.jit(jax.grad(grow.make_loss(graph))), jax.random.key(0)
-    learned = gradient(params, batch(networks), key)
+    params, key = networks[-1], jax.random.key(0)
+    _, learned = loss(params, batch, key)
     for half, other in (("encoder", "decoder"), ("decoder", "encoder")):
         assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(learned[half]))
         worse = {**params, other: jax.tree.map(lambda x: 2 * x, params[other])}
-        found = gradient(worse, batch(networks), key)[half]
+        found = loss(worse, batch, key)[1][half]
         assert jax.tree.all(jax.tree.map(np.array_equal, learned[half], found))
 
 
-def test_latents_that_agree_cost_nothing(networks):
+def test_latents_that_agree_cost_nothing(networks, batch, loss):
     _, _, graph, params = networks
-    pictures, _, spread = batch(networks)
+    pictures, _, spread = batch
     found = autoencoder.nnx.merge(graph, params).encode(autoencoder.to_unit(pictures))
-    value = jax.jit(grow.make_loss(graph))
     known, unknown = (
-        float(value(params, (pictures, mean, jnp.full_like(spread, -30.0)), jax.random.key(0)))
+        float(loss(params, (pictures, mean, jnp.full_like(spread, -30.0)), jax.random.key(0))[0])
         for mean in (found[0], found[0] + 3.0)
     )
     assert unknown > known + 5

@@ -14,7 +14,8 @@ TINY = {**recipe.VAE, "latent_channels": 4, "block_out_channels": [4, 8]}
 
 @pytest.fixture(scope="module")
 def networks():
-    """Graphs and parameters of a tiny decoder and a small critic; two batches."""
+    """The loss of a tiny decoder and a small critic with its gradients, compiled once, and their
+    parameters; two batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "VAE", TINY)
         patch.setattr(autoencoder, "scale", lambda: 1.0)
@@ -23,14 +24,14 @@ def networks():
     rng = np.random.default_rng(0)
     latents = rng.standard_normal((4, 16, 16, 4)).astype(np.float32)
     pictures = 255 * rng.integers(0, 2, (4, 8, 8, 3), np.uint8).repeat(4, 1).repeat(4, 2)
-    return graphs, params, (latents, pictures)
+    return jax.jit(jax.value_and_grad(sharpen.make_loss(graphs))), params, (latents, pictures)
 
 
 def gradients(networks, heard: float, critic_scale: float = 1.0):
-    graphs, params, (latents, pictures) = networks
+    loss, params, (latents, pictures) = networks
     params = {**params, "critic": jax.tree.map(lambda x: critic_scale * x, params["critic"])}
     batch = latents, pictures, np.full(4, heard, np.float32)
-    return jax.jit(jax.grad(sharpen.make_loss(graphs)))(params, batch, None)
+    return loss(params, batch, None)[1]
 
 
 def same(one, other) -> bool:
@@ -46,8 +47,7 @@ def test_the_decoder_hears_of_the_critic_when_it_is_told_to(networks):
 
 
 def test_the_critic_learns_to_tell_decoded_pictures_from_drawn_ones(networks):
-    graphs, params, (latents, pictures) = networks
-    loss = jax.jit(jax.value_and_grad(sharpen.make_loss(graphs)))
+    loss, params, (latents, pictures) = networks
     optimizer = optax.adam(3e-3)
     critic, state, values = params["critic"], optimizer.init(params["critic"]), []
     for _ in range(12):
