@@ -44,16 +44,16 @@ def test_with_closes_an_engine(tmp_path, monkeypatch):
     assert len(closed) == 1
 
 
-def test_an_engine_that_is_opened_again_compiles_nothing_unless_another_is_opened_between(least):
+def test_an_engine_that_is_opened_again_compiles_nothing(least):
     drawn, compiled = [], []
-    for dtype in ("float32", "float32", "bfloat16", "float32"):
+    for _ in range(2):
         count = count_compilations()
-        with Engine.open(least, devices=1, dtype=dtype) as engine:
+        with Engine.open(least, devices=1) as engine:
             drawn.append(engine.draw("a cat", steps=2))
         assert engine.programs.traces == {"encode": 1, "advance": 1, "decode": 1}
-        compiled.append(count() > 0)
-    assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
-    assert compiled == [True, False, True, True]
+        compiled.append(count())
+    assert drawn[0] == drawn[1]
+    assert compiled[1] == 0
 
 
 def test_a_stream_tells_steps_previews_pictures_and_the_end(page_engine):
