@@ -55,7 +55,7 @@ def test_the_right_answers_follow_from_the_scene():
 def test_a_judge_learns_what_it_is_shown():
     graph, params = judge.build()
     rng = np.random.default_rng(0)
-    images = rng.uniform(-1, 1, (len(SCENES), 64, 64, 3)).astype(np.float32)
+    images = rng.uniform(-1, 1, (len(SCENES), 256, 256, 3)).astype(np.float32)
     batch = images, judge.labels(SCENES)
     loss, optimizer = judge.make_loss(graph), optax.adam(1e-3)
 
