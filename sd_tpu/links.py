@@ -13,7 +13,7 @@ from sd_tpu.settings import MAX_PROMPTS, OVERRIDABLE, SETTINGS, RequestError
 
 MAX_LENGTH = 1 << 20
 MAX_FIELDS = (MAX_PROMPTS + 1) * len(SETTINGS)
-_OWN = re.compile(f"({'|'.join(OVERRIDABLE)})([1-{MAX_PROMPTS}])")
+_OVERRIDE = re.compile(f"({'|'.join(OVERRIDABLE)})([1-{MAX_PROMPTS}])")
 
 
 def write_link(request: Request) -> str:
@@ -54,7 +54,7 @@ def read_link(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     overrides: list[dict[str, Any]] = []
     for name, value in fields:
-        if match := _OWN.fullmatch(name):
+        if match := _OVERRIDE.fullmatch(name):
             index = int(match[2])
             overrides += [{} for _ in range(index - len(overrides))]
             overrides[index - 1][match[1]] = _read(match[1], value)

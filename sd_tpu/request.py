@@ -592,7 +592,7 @@ def _overrides(values: Any, count: int) -> list[Mapping[str, Any]]:
         raise RequestError("The overrides should be a list, one for each prompt.")
     if len(values) > count:
         raise RequestError(
-            "There are {count} overrides for {places} prompts.", count=len(values), places=count
+            "There are {count} overrides for {prompts} prompts.", count=len(values), prompts=count
         )
     per_picture = [{} if value is None else value for value in values]
     for index, value in enumerate(per_picture):

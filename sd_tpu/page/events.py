@@ -591,7 +591,7 @@ class Actions:
                 )
                 for prompt, value in zip(prompts, values, strict=True)
             ],
-            "overrides": [
+            "summaries": [
                 part("summary", language, box, index) for index, box in enumerate(per_picture)
             ],
             "faster": part("summary", language, faster),
@@ -811,11 +811,11 @@ class Actions:
         Raises:
             RequestError: there are none.
         """
-        run, places = self._run(asked), asked.data.get("indices") or range(MAX_PROMPTS)
+        run, indices = self._run(asked), asked.data.get("indices") or range(MAX_PROMPTS)
         pictures = {
             index: picture
             for index, picture in (run.pictures() if run else {}).items()
-            if picture.there and index in places
+            if picture.there and index in indices
         }
         if not pictures:
             raise RequestError(GONE.template)

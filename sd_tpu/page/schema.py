@@ -21,7 +21,7 @@ Indices = Annotated[list[Index], Field(min_length=1, max_length=MAX_PROMPTS, fai
 
 
 class Form(pydantic.BaseModel):
-    """Texts that are filled in, those of each box by name, and whether each card is kept."""
+    """Texts that are filled in, `overrides` each box's by name, and which cards are kept."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

@@ -73,7 +73,7 @@ class ImageOutput(Output):
 
 
 @lru_cache(MAX_PROGRAMS)
-def _programs(
+def _shared_programs(
     model: Any, mesh: Mesh, slots: int, height: int, width: int, stacked: bool
 ) -> Programs:
     """Return the programs of all pipelines that draw with such a model."""
@@ -540,7 +540,7 @@ class FlaxDiffusionPipeline:
         slots = -(-count // mesh.size) * mesh.size
         key = (model, slots, size, stacked)
         if key not in self._programs:
-            self._programs[key] = _programs(model, mesh, slots, height, width, stacked)
+            self._programs[key] = _shared_programs(model, mesh, slots, height, width, stacked)
         return self._programs[key]
 
     def _encoder_for(

@@ -607,7 +607,7 @@ class Engine(EngineClient):
 
     def _programs_of(self, batch: Batch, make: Callable[..., Programs] | None = None) -> Programs:
         """Return a batch's programs, made anew by default."""
-        return (make or _programs)(
+        return (make or _make_programs)(
             self._kinds[batch].model,
             self.mesh,
             _Divisions.of(self._divisions(self._kinds[batch])),
@@ -741,14 +741,14 @@ class _Divisions(NamedTuple):
         return jax.tree.unflatten(self.structure, self.leaves)
 
 
-def _programs(model: Model, mesh: Mesh, divisions: _Divisions, **values: Any) -> Programs:
+def _make_programs(model: Model, mesh: Mesh, divisions: _Divisions, **values: Any) -> Programs:
     return Programs(model, mesh, stacked=True, divisions=divisions.tree, **values)
 
 
-# Those that were asked for last are kept, with what was compiled of them, for the next engine of
-# this process: it often has the same model. An engine has those of its first batch as long as it
-# is open anyway, others go as the scheduler says.
-_last_programs = lru_cache(maxsize=1)(_programs)
+# The programs that were asked for last are kept, with what was compiled of them, for the next
+# engine of this process: it often has the same model. An engine has those of its first batch as
+# long as it is open anyway, others go as the scheduler says.
+_last_programs = lru_cache(maxsize=1)(_make_programs)
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,8 @@ queues of their clients, are placed in slots, and are drawn there in turns:
 - Prompts are encoded by all replicas together, as pictures are drawn first. What is made of them is
   kept, so that a prompt that is there already takes no text encoders. Where those cannot stay
   beside what draws, they encode all that waits before they go, as far as it can be kept; and what
-  draws stays while pictures wait for it whose prompts are encoded, for SWITCH_SECONDS at least.
+  draws stays while pictures wait for it whose prompts are encoded, for SWITCH_SECONDS at least
+  from when each replica was first given other weights again.
 - A training has the lowest turn. A step is taken where nothing can be drawn, or at a TRAINING_SHARE
   of the time where nothing that is wanted has waited for one: no picture waits for two. It leaves
   the replicas as soon as a picture needs the room.
@@ -274,7 +275,8 @@ class Scheduler:
         self._is_short = False  # whether a picture has found no room for what it needs
         self._loading: set[tuple[int, Weights]] = set()
         self._switched_at = [-math.inf] * replicas  # when a replica was last given other weights
-        self._settled_at: dict[int, float] = {}  # and first, since all of them were reserved
+        # When each was first given other weights since all of them were reserved.
+        self._first_switched_at: dict[int, float] = {}
         self._reserved: dict[int, _Reservation] = {}  # by replica
         self._training: Training | None = None
         self._step_seconds = self._drawn_seconds = 0.0  # of its last step, and since then
@@ -589,7 +591,7 @@ class Scheduler:
             moves.load += missing
             self._loading.update(missing)
             self._switched_at[replica] = now
-            self._settled_at.setdefault(replica, now)
+            self._first_switched_at.setdefault(replica, now)
         for item in (ticket.batch, ticket.weights):
             self._memory.use(replica, item)
         picture.replica, picture.slot = replica, state.free(replica)[0]
@@ -636,16 +638,17 @@ class Scheduler:
     def _reserve(self, replicas: Iterable[int], picture: _Picture, item: Item, now: float) -> None:
         """Keep other pictures away from replicas without room, so that there will be some.
 
-        A batch and text encoders reserve all replicas, also from pictures that came later; other
-        weights, if no replica has them, the one with least to do.
+        A batch and text encoders reserve all replicas, whichever are given, and take them over from
+        pictures that came later; other weights, if no replica has them, reserve the one with least
+        to do.
         """
         if isinstance(item, Batch) or _is_texts(item):
-            begun = max([picture.since, *self._settled_at.values()])
+            begun = max([picture.since, *self._first_switched_at.values()])
             if now - begun >= SWITCH_SECONDS and all(
                 picture.number <= other.picture.number for other in self._reserved.values()
             ):
                 self._reserved = dict.fromkeys(self._replicas, _Reservation(picture, item))
-                self._settled_at.clear()
+                self._first_switched_at.clear()
             return
         free = [
             replica

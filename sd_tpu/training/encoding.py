@@ -79,7 +79,7 @@ class ExampleEncoder:
             lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype, sharding=there),
             {part: shapes[part] for part in self.parts},
         )
-        self._image, self._text = _programs(model, stacked)
+        self._image, self._text = _jitted_encoders(model, stacked)
         self._programs: dict[Any, Any] = {}  # by a picture's size, and of texts by "text"
         self._without: dict[tuple[int, int], Tree] = {}
 
@@ -127,8 +127,8 @@ class ExampleEncoder:
 
 
 @lru_cache(maxsize=1)
-def _programs(model: Model, stacked: bool) -> tuple[Wrapped, Wrapped]:
-    """Return jitted encoders of pictures and of texts, of which the last are kept, as a step is."""
+def _jitted_encoders(model: Model, stacked: bool) -> tuple[Wrapped, Wrapped]:
+    """Return jitted encoders of pictures and of texts. The last pair is kept, as in `make_step`."""
 
     def program(function: Callable) -> Wrapped:
         if not stacked:

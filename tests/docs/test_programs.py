@@ -98,8 +98,11 @@ def test_programs_run(code, needs, request, tmp_path, monkeypatch):
         monkeypatch.setattr(Engine, "open", lambda: shared)
         monkeypatch.setattr(shared, "close", lambda: None)
     run(code, tmp_path)
-    for file in tmp_path.rglob("*.safetensors"):  # a LoRA of the bundled model
-        assert all(np.isfinite(each).all() for each in load_file(file).values())
+    if "teach(" in code:  # a LoRA of the bundled model
+        files = [*tmp_path.rglob("*.safetensors")]
+        assert files
+        for file in files:
+            assert all(np.isfinite(each).all() for each in load_file(file).values())
 
 
 @pytest.mark.parametrize(("code", "needs"), OF_CLIENTS)

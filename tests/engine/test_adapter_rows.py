@@ -104,9 +104,8 @@ def cost(engine, *names: str) -> Cost:
     )
 
 
-def factors(engine, *strengths: tuple[str, float], own: Adapters | None = None):
-    checkpoint = engine.checkpoint
-    adapters = own or engine.adapters
+def factors(engine, *strengths: tuple[str, float], adapters: Adapters | None = None):
+    checkpoint, adapters = engine.checkpoint, adapters or engine.adapters
     return adapters.factors(strengths, 64, checkpoint.model, checkpoint.parameters.shapes)
 
 
@@ -219,8 +218,8 @@ def test_a_file_is_kept_once_at_its_own_rank_whatever_its_strengths(engine, fold
     monkeypatch.setattr(
         "sd_tpu.families.adapters.read_lora", lambda *given: read.append(given) or read_lora(*given)
     )
-    found = [factors(engine, ("rank 4", strength), overrides=own) for strength in (0.5, 2.0)]
-    found.append(factors(engine, ("rank 4", 1.0), ("rank 8", 0.5), overrides=own))
+    found = [factors(engine, ("rank 4", strength), adapters=own) for strength in (0.5, 2.0)]
+    found.append(factors(engine, ("rank 4", 1.0), ("rank 8", 0.5), adapters=own))
     assert [path.stem for path, *_ in read] == ["rank 4", "rank 8"]
     for layer in LAYERS[4]:
         kept = [lora[layer] for each in found for lora, _ in each[layer]]
@@ -252,10 +251,10 @@ def test_while_one_file_is_read_others_are_not_waited_for(engine, folder, monkey
 
     monkeypatch.setattr("sd_tpu.families.adapters.read_lora", slow)
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(factors, engine, ("rank 4", 1.0), overrides=own)
+        first = threads.submit(factors, engine, ("rank 4", 1.0), adapters=own)
         try:
             assert begun.wait(60)
-            second = threads.submit(factors, engine, ("rank 8", 1.0), overrides=own)
+            second = threads.submit(factors, engine, ("rank 8", 1.0), adapters=own)
             assert second.result(20).keys() == {*LAYERS[8]}
             assert not first.done()
         finally:

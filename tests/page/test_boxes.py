@@ -531,7 +531,7 @@ def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
         "Sample prompts",
         "Fill the boxes",
         "Random",
-        "Clear the settings of prompt 2",
+        "Clear prompt 2's own settings",
         "Again: put prompt, seed and settings of picture 3",
     ):
         expect(undo).to_be_disabled()

@@ -106,7 +106,7 @@ def test_a_link_names_the_box_behind_the_setting():
         ("prompt=a&sampler1=magic", "Sampler 'magic' of prompt 1 is unknown; there are"),
         ("prompt=a&steps9=3", "Unknown settings: steps9."),
         ("prompt=a&steps3=3", "There are 3 overrides for 1 prompts."),
-        ("prompt=a&own=x", "The overrides should be a list, one for each prompt."),
+        ("prompt=a&overrides=x", "The overrides should be a list, one for each prompt."),
     ],
 )
 def test_own_settings_in_a_link_that_are_none_are_refused_with_their_names(link, sentence):
@@ -195,7 +195,7 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
         expect(summaries(other)).to_have_text(["Euler · 2 steps"])
         expect(panel(other, 2).get_by_label("Steps")).to_have_value("2")
 
-    tab.get_by_role("button", name="Clear the settings of prompt 2").click()
+    tab.get_by_role("button", name="Clear prompt 2's own settings").click()
     expect(summaries(tab)).to_have_count(0)
     expect(tab.get_by_role("button", name="Own settings of prompt 2", exact=True)).to_be_focused()
     expect(panel(tab, 2).get_by_label("Steps")).to_have_value("")

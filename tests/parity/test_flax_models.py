@@ -153,7 +153,7 @@ def test_layers_have_the_names_of_flax_to_read_and_to_write(parts):
         apply(unflatten_dict(flat))
 
 
-def test_a_gradient_has_the_tree_of_the_parameters(parts):
+def test_networks_can_be_differentiated_by_their_parameters(parts):
     unet, params = parts["unet"]
     x, text = numbers(1, 4, 8, 8), numbers(1, 77, 32)
 

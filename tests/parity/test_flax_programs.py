@@ -15,6 +15,7 @@ from flax.serialization import to_bytes
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_tpu import BUNDLED_MODEL, CheckpointError, FlaxDDIMScheduler, FlaxStableDiffusionPipeline
+from sd_tpu.pipelines.pipeline import _shared_programs
 from sd_tpu.runtime.mesh import make_mesh
 
 
@@ -22,6 +23,12 @@ def run(program: str, **names) -> dict:
     """The names that a program leaves."""
     exec(textwrap.dedent(program), names)
     return names
+
+
+@pytest.fixture(scope="module", autouse=True)
+def new_programs() -> None:
+    """Nothing that pipelines of other modules have traced counts here."""
+    _shared_programs.cache_clear()
 
 
 @pytest.fixture(scope="module")

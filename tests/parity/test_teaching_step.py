@@ -254,8 +254,8 @@ def test_loss_by_what_a_network_predicts_is_pytorchs(prediction):
     assert float(gradient) == pytest.approx(scale.grad.item(), rel=1e-4)
 
 
-def test_schedules_are_equal_where_nothing_that_is_trained_by_differs():
-    """So that a step is compiled once for checkpoints that are equal."""
+def test_schedules_of_equal_configs_are_equal_and_others_are_not():
+    """A step is compiled once for equal checkpoints."""
     configs = [
         {"_class_name": "DDIMScheduler", **tiny.COMMON},
         {"_class_name": "DDIMScheduler", **tiny.COMMON, **tiny.V_PREDICTION},

@@ -19,7 +19,7 @@ test("a list loses the marks that most of its lines have", () => {
     assert.deepEqual(lines("1. a cat\n2) a dog\n3. 2 owls"), ["a cat", "a dog", "2 owls"]);
     assert.deepEqual(lines("- a cat\n* a dog\n• an owl"), ["a cat", "a dog", "an owl"]);
     assert.deepEqual(lines("3 cats\n- a dog"), ["3 cats", "- a dog"]);
-    assert.deepEqual(lines("2. index\na cat\nan owl"), ["2. index", "a cat", "an owl"]);
+    assert.deepEqual(lines("2. place\na cat\nan owl"), ["2. place", "a cat", "an owl"]);
 });
 
 test("no two modules own an action", () => {

@@ -176,7 +176,7 @@ def test_what_was_kept_as_a_request_for_one_picture_is_read_as_that_picture(hist
         "width": 96,
         "prompts": ["a hen"],
         "seed": 7,
-        "overrides": [],
+        "own": [],
     }
     values = dict(text=json.dumps(older), id=entry.id)
     history._rows("UPDATE pictures SET request = :text WHERE id = :id", **values)

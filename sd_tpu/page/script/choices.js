@@ -22,11 +22,11 @@ let samplers = null;
 export function offerChoices(name, values) {
     const ticked = name === "size" ? TICKED_SIZES : BOXES;
     const all = $(`#all-${name}`);
-    const own = $(`#overrides-${name}`);
+    const overriding = $(`#overrides-${name}`);
     const options = () => values.map((each) => new Option(each, each));
     all.replaceChildren(...options());
-    own.replaceChildren(own.options[0], ...options());
-    all.dataset.options = own.dataset.options = String(values.length);
+    overriding.replaceChildren(overriding.options[0], ...options());
+    all.dataset.options = overriding.dataset.options = String(values.length);
     const list = $(`#compare-panel [data-what=${name}]`);
     const tick = $("label", list);
     list.dataset.options = String(values.length);

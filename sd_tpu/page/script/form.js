@@ -23,7 +23,7 @@ export function readForm() {
  * Fills in a form, or a part of one.
  * @param {import("./types").FormPart} form
  */
-export function fill({ prompts, seed, settings = {}, sizes, overrides, keep }) {
+export function fill({ prompts, seed, settings = {}, sizes, own, overrides = own, keep }) {
     state.filling = true;
     try {
         if (prompts) for (const [index, box] of boxes().entries()) write(box, prompts[index] ?? "");

@@ -30,7 +30,7 @@ export function drawAllSoon() {
 /** @param {number} index */
 function draw(index) {
     state.keep[index] = false;
-    begin(request("live", { index: index }));
+    begin(request("live", { index }));
     // The card may be at the window's end; but what is typed in comes first.
     for (const seen of [`#cards [data-index="${index}"]`, ":focus"]) {
         $(seen)?.scrollIntoView({ block: "nearest" });

@@ -24,8 +24,8 @@ export async function look(open = false) {
     looking.open = looking.open || open;
     const answer = await ask("look", { fresh: looking.models });
     if (number !== looking.number) return;
-    const { remarks, overrides } = answer;
-    if (!remarks || !overrides) {
+    const { remarks, summaries } = answer;
+    if (!remarks || !summaries) {
         // No answer came, or a refusal that has been said.
         if (looking.models && !answer.message) looking.timer = setTimeout(look, RETRY);
         return;
@@ -39,7 +39,7 @@ export async function look(open = false) {
         show(element, remarks[index] ?? "");
     });
     $$(".below .overrides").forEach((element, index) => {
-        show(element, overrides[index]);
+        show(element, summaries[index]);
     });
     show($(".faster"), answer.faster ?? "");
     showLive(answer.slow ?? "");

@@ -1,4 +1,4 @@
-// Made of sd_tpu/page/schema.py by `make script`: 9978ced2be8d50c3
+// Made of sd_tpu/page/schema.py by `make script`: 95b8bbe3fe8662c1
 
 export type Asked =
     | Plain
@@ -34,7 +34,7 @@ export interface Plain {
     do: "generate" | "stop" | "known" | "grid" | "about" | "way";
 }
 /**
- * Texts that are filled in, those of each box by name, and whether each card is kept.
+ * Texts that are filled in, `overrides` each box's by name, and which cards are kept.
  */
 export interface Form {
     /**

@@ -9,8 +9,7 @@ import { request } from "./server.js";
 export const compare = (more) => drawIn(request("compare", more), () => true);
 
 /** Draws a picture again at twice its size. @param {number} index */
-export const drawLarger = (index) =>
-    drawIn(request("larger", { index: index }), (each) => each === index);
+export const drawLarger = (index) => drawIn(request("larger", { index }), (each) => each === index);
 
 /**
  * Draws pictures again, changed as words say; returns whether that has begun.

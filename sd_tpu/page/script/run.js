@@ -161,7 +161,7 @@ export function showGo() {
 }
 
 /** Puts prompt, seed and settings of a card's picture back. @param {number} index */
-export const again = (index) => ask("again", { index: index }).then(() => $("#generate").focus());
+export const again = (index) => ask("again", { index }).then(() => $("#generate").focus());
 
 register({
     generate,

@@ -49,8 +49,8 @@ export function select(indices) {
     state.selection.indices = [...indices].sort((one, other) => one - other);
     showSelection();
     if (String(selected()) === before) return;
-    const { told, none } = form().dataset;
-    news(indices.length ? String(told).replace("%", numbers()) : String(none));
+    const { announced, none } = form().dataset;
+    news(indices.length ? String(announced).replace("%", numbers()) : String(none));
 }
 
 const numbers = () =>

@@ -39,9 +39,9 @@ register({
         unfold(panelButton("settings"), field);
         field.focus();
     },
-    random({ told }) {
+    random({ announced }) {
         replace({ seed: "-1" });
-        tell(String(told), "idle", true);
+        tell(String(announced), "idle", true);
     },
     reuse({ none }) {
         if (state.run.name) replace({ seed: String(state.run.seed) });

@@ -41,7 +41,8 @@ export interface Estimate {
     seconds: number | null;
 }
 
-export type FormPart = Partial<Form> & { sizes?: string[] };
+/** `own` is what overrides were called, in forms that browsers have kept. */
+export type FormPart = Partial<Form> & { sizes?: string[]; own?: Overrides[] };
 
 /** What a message of an action has beside the fields of all messages. */
 export type Fields<A, M = Asked> = M extends { do: infer D }
@@ -66,7 +67,7 @@ export interface Answer {
     run?: string;
     seed?: number;
     remarks?: string[]; // HTML below each box
-    overrides?: string[];
+    summaries?: string[];
     faster?: string;
     slow?: string;
     draw?: Estimate; // what Draw would do now
