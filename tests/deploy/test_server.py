@@ -504,6 +504,7 @@ def test_the_address_answers_before_programs_are_compiled_and_what_is_asked_for_
     program.stdout.close()
 
 
+@pytest.mark.slow("serves two pages")
 def test_a_process_serves_one_page_as_long_as_nobody_closes_it(page_engine, monkeypatch):
     assert page_engine.ready.wait(PATIENCE)
     monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)

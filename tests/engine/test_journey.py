@@ -163,6 +163,7 @@ def test_ffmpeg_is_given_the_pixels_as_they_are(tmp_path, monkeypatch):
         write_movie(pictures, tmp_path / "a.mp4", 40)
 
 
+@pytest.mark.slow("compiles for a journey by a command")
 def test_a_journey_goes_from_one_picture_to_the_other(least, tmp_path):
     asked = ("--model", least, "--steps", 2, "--devices", 1)
     code, out, err = run(

@@ -163,6 +163,7 @@ def test_each_model_brings_its_defaults_and_what_is_asked_for_wins(engine):
     assert Request.check(mixed.values(), engine.catalog) == mixed
 
 
+@pytest.mark.slow("draws with eight fine-tunes")
 def test_eight_fine_tunes_draw_in_one_batch_as_each_does_alone_and_nothing_is_compiled(engine):
     own = [{"model": f"tune {number}"} for number in range(COUNT)]
     request = ask(engine, ["a cat"] * COUNT, seed=5, overrides=own)

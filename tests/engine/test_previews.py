@@ -69,6 +69,7 @@ def engine():
     engine.close()
 
 
+@pytest.mark.slow("draws with the bundled model")
 def test_the_last_preview_is_close_to_the_picture(engine):
     """The bundled model's, all but finished."""
     prompts = ["a red apple", "a blue fish"]

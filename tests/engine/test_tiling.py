@@ -173,6 +173,7 @@ def test_a_gradient_four_times_as_wide_has_no_seams_and_wants_no_program_of_its_
     assert blended.mean() < 3 < 9 < apart.min() and np.all(blended < 0.6 * apart)
 
 
+@pytest.mark.slow("draws many tiles")
 def test_a_whole_picture_is_shown_as_it_forms_and_tiles_beside_it_are_not(engine, monkeypatch):
     request, given = asked(engine, 320)
     (alone,) = Request.check({"prompts": ["a cat"], "steps": 8}, engine.catalog).pictures

@@ -506,6 +506,7 @@ def test_what_is_typed_after_a_replacement_can_be_done_again(tab):
     expect(box(tab, 8)).to_have_value(PROMPTS[7])
 
 
+@pytest.mark.slow("replaces the form in a browser again and again")
 def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
     undo = tab.get_by_role("button", name="Undo")
     fill(tab, PROMPTS, seed=5, steps=3)

@@ -116,6 +116,7 @@ def test_vary_draws_at_once_and_undo_brings_prompts_and_pictures_back(tab):
     assert prompts(tab) == [PROMPTS[1]] * 7 + [PROMPTS[7]]
 
 
+@pytest.mark.slow("compiles another size")
 def test_larger_draws_one_picture_again_at_twice_its_size_and_undo_brings_it_back(tab, tmp_path):
     fill(tab, PROMPTS, seed=3, steps=5)
     make(tab)
@@ -206,6 +207,7 @@ def test_nothing_of_the_dock_is_cut_off_or_covered_on_a_phone(tab):
 
 
 @pytest.mark.parametrize("phone", [False, True])
+@pytest.mark.slow("opens many menus in a browser")
 def test_what_is_done_less_often_is_behind_one_button(tab, slow_engine, phone):
     fill(tab, PROMPTS, steps=2)
     make(tab)
@@ -304,6 +306,7 @@ def test_a_wrong_field_of_a_single_box_is_shown_in_its_panel(tab):
     expect(steps).to_have_attribute("aria-invalid", "true")
 
 
+@pytest.mark.slow("waits for a run that was made slow")
 def test_a_run_that_ends_during_a_reload_says_so(tab, slow_engine):
     fill(tab, ["first", *[""] * 7], steps=25)
     generate(tab).click()

@@ -432,6 +432,7 @@ def test_what_is_typed_while_a_comparison_is_asked_for_comes_back(tab):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow("has axe look through the page")
 def test_axe_finds_nothing_in_a_comparison_and_a_phone_scrolls_nowhere(visitor, address, scheme):
     with newcomer(visitor, address, scheme, phone=True) as tab:
         fill(tab, ["first", *[""] * 7], steps=2)

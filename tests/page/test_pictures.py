@@ -351,6 +351,7 @@ def test_everything_to_be_touched_is_large_enough(phone, tab):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow("has axe look through the page with each panel")
 def test_axe_finds_nothing_that_keeps_people_out(visitor, address, scheme):
     with newcomer(visitor, address, scheme) as tab:
         fill(tab, ["word " * 70, *[""] * 7])  # whose tokens are counted

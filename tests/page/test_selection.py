@@ -288,6 +288,7 @@ def test_a_card_alone_is_varied_from_its_menu(tab):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("phone", [False, True])
+@pytest.mark.slow("has axe look through the page")
 def test_the_dock_of_a_selection_keeps_nobody_out(visitor, address, scheme, phone):
     with newcomer(visitor, address, scheme, phone=phone) as tab:
         fill(tab, THREE, seed=7, steps=2)
@@ -313,6 +314,7 @@ def test_the_dock_of_a_selection_keeps_nobody_out(visitor, address, scheme, phon
         assert min(side) >= (44 if phone else 24)
 
 
+@pytest.mark.slow("draws eight pictures for a browser")
 def test_two_pictures_lie_side_by_side_with_what_sets_them_apart(tab):
     fill(tab, [*THREE[:3], *[""] * 5], seed=7, steps=4)
     make(tab)
@@ -412,6 +414,7 @@ def test_the_best_of_a_selection_takes_one_choice_less_and_may_be_left_open(draw
     assert chosen(drawn) == []
 
 
+@pytest.mark.slow("stops runs that were made slow")
 def test_stop_takes_the_buttons_place_and_escape_ends_the_selection_first(tab, slow_engine):
     fill(tab, THREE, seed=7, steps=25)
     tab.keyboard.press("Escape")  # which closes the settings

@@ -124,6 +124,7 @@ def opened(page: gr.Blocks, http: httpx.Client, session: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow("asks the server hundreds of times")
 def test_a_program_leaves_nothing_behind(http):
     def ask(session: str) -> None:
         answer = http.post("run/samplers", json={"data": [], "session_hash": session})

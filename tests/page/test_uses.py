@@ -81,6 +81,7 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     ] == [("lines", 0.5, 0, 1), ("depth", 0.7, 0.2, 0.6)]
 
 
+@pytest.mark.slow("compares in a browser")
 def test_ones_own_picture_is_the_reference_of_all_and_its_strengths_are_compared(tab):
     fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
     unfold(tab, "Compare")

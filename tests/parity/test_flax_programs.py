@@ -601,6 +601,7 @@ def test_parts_that_are_given_are_not_read_and_their_parameters_are_the_callers(
     assert names["images"].shape == (1, 32, 32, 3)
 
 
+@pytest.mark.slow("traces the bundled model")
 def test_the_bundled_model_is_read_and_a_part_that_lacks_is_named(tmp_path):
     pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(BUNDLED_MODEL)
     ids = pipeline.prepare_inputs("a cat")

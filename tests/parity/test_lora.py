@@ -164,6 +164,7 @@ def test_kohyas_files_give_the_weights_that_diffusers_fuses(pipelines, tmp_path,
 
 @pytest.mark.parametrize("metadata", [False, True])
 @pytest.mark.parametrize("layout", ["sd1", "sd2", "sdxl"])
+@pytest.mark.slow("fuses LoRAs into SDXL's networks")
 def test_diffusers_own_files_give_the_weights_that_diffusers_fuses(
     pipelines, tmp_path, layout, metadata
 ):

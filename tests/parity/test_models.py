@@ -568,6 +568,7 @@ def test_a_controlnet_and_the_unet_that_it_steers_are_those_of_diffusers(ported,
         ("LCM: guidance beside the timestep", "timestep_cond"),
     ],
 )
+@pytest.mark.slow("makes SDXL's UNet")
 def test_a_unet_without_the_conditions_that_it_takes_names_them(kind, name):
     def called():
         model = UNet2DConditionModel(UNetConfig.from_dict(UNETS[kind]), rngs=nnx.Rngs(0))
@@ -859,6 +860,7 @@ BUILDERS = dict(
         ("sdxl-canny", "controlnet", 1_251_014_160),
     ],
 )
+@pytest.mark.slow("traces full-size networks")
 def test_full_size_models_have_the_published_parameters(model, part, count):
     config = PUBLISHED[model][part]
     module, read, torch_module = BUILDERS[part]

@@ -84,6 +84,7 @@ def whitening() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 40)], ids=str)
+@pytest.mark.slow("compiles an encoder")
 def test_latents_are_those_of_diffusers(kind, reference, ours, size):
     mean, std = whitening()
     found = reference.encode(frame(photo(*size))).latent_dist
@@ -95,6 +96,7 @@ def test_latents_are_those_of_diffusers(kind, reference, ours, size):
 
 
 @pytest.mark.parametrize("size", [(4, 4), (2, 5)], ids=str)
+@pytest.mark.slow("compiles a decoder")
 def test_pictures_are_those_of_diffusers(kind, reference, ours, size):
     mean, std = whitening()
     given = frame(latents(*size)) * std + mean
@@ -111,6 +113,7 @@ def test_kernels_are_the_last_slices_in_time(folder, ours):
     assert np.array_equal(ours.encoder.conv_in.kernel[...], expected)
 
 
+@pytest.mark.slow("compiles an autoencoder twice")
 def test_in_bfloat16_it_stays_near(folder, ours):
     found = nnx.merge(*opened(folder, jnp.bfloat16)).decode(latents(4, 4))
     assert found.dtype == jnp.float32

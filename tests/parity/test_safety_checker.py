@@ -97,6 +97,7 @@ def test_it_finds_what_pytorchs_finds(folder, size):
 
 
 @pytest.mark.parametrize("cosine, unsafe", [(0.2004, False), (0.2006, True)])
+@pytest.mark.slow("compiles the checker")
 def test_scores_have_three_digits_as_pytorchs_have(folder, monkeypatch, cosine, unsafe):
     ours = opened(folder)
     for threshold in (ours.concept_embeds_weights, ours.special_care_embeds_weights):

@@ -608,6 +608,7 @@ def test_a_file_has_the_model_of_the_folder(files, pipelines, layout, tmp_path):
     assert file.model == folder.model and file.default_size != folder.default_size
 
 
+@pytest.mark.slow("compiles an engine of its own")
 def test_a_file_draws_what_the_folder_does_with_the_same_programs(files, pipelines, tmp_path):
     pipelines["sd1"].save_pretrained(tmp_path / "folder")
     shutil.copy(files["sd1"], tmp_path / "file.safetensors")

@@ -242,6 +242,7 @@ class TransformerPictureTests:
         assert np.abs(ours.astype(int) - plain).mean() > 1
 
     @once
+    @pytest.mark.slow("compiles for factors")
     def test_a_lora_of_peft_changes_the_picture_as_in_pytorch(self, reference, engine, folder):
         self.assert_lora_is_pytorchs(reference, engine, folder / "ink.safetensors")
 

@@ -52,6 +52,7 @@ def test_the_right_answers_follow_from_the_scene():
     assert (judge.truth(PAIR)["first"], judge.truth(PAIR)["second"]) == ("cat", "dog")
 
 
+@pytest.mark.slow("trains a network")
 def test_a_judge_learns_what_it_is_shown():
     graph, params = judge.build()
     rng = np.random.default_rng(0)
