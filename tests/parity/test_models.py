@@ -41,7 +41,7 @@ from sd_tpu.models import (
     unet,
 )
 from sd_tpu.models import platform as platforms
-from tests.support.parity import assert_agrees, relative
+from tests.support.parity import assert_agrees, compiled, relative
 from tests.support.published import PUBLISHED, controlnet_of
 
 
@@ -69,12 +69,6 @@ def ported(tmp_path):
         return nnx.merge(graph, weights.load([file], expected, dtype))
 
     return port
-
-
-def compiled(method, module: nnx.Module, *inputs):
-    """`method(module, *inputs)` as one program; layer by layer compiles more."""
-    graph, state = nnx.split(module)
-    return jax.jit(lambda state, *inputs: method(nnx.merge(graph, state), *inputs))(state, *inputs)
 
 
 def nhwc(x: torch.Tensor) -> np.ndarray:

@@ -18,9 +18,10 @@ from sd_tpu.families.anima import Anima
 from sd_tpu.families.latent_model import vae_config
 from sd_tpu.models import AutoencoderKLQwenImage
 from sd_tpu.models.qwen_image_vae import PixelNorm
-from tests.support.parity import assert_agrees, relative
+from tests.support.parity import assert_agrees, compiled, relative
 from tests.support.tiny import stir
 
+DECODE = AutoencoderKLQwenImage.decode
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 STATISTICS = dict(latents_mean=[-0.5, 1.5, 0.1, 2.0], latents_std=[2.5, 1.5, 3.0, 0.5])
 KINDS = {
@@ -84,24 +85,22 @@ def whitening() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 40)], ids=str)
-@pytest.mark.slow("compiles an encoder")
 def test_latents_are_those_of_diffusers(kind, reference, ours, size):
     mean, std = whitening()
     found = reference.encode(frame(photo(*size))).latent_dist
     expected = ((found.mean - mean) / std)[:, :, 0].permute(0, 2, 3, 1)
-    ours_mean, ours_logvar = ours.encode(photo(*size))
+    ours_mean, ours_logvar = compiled(AutoencoderKLQwenImage.encode, ours, photo(*size))
     assert_agrees(f"AutoencoderKLQwenImage, {kind}, {size}, encoded", ours_mean, expected)
     logvar = (found.logvar - 2 * std.log())[:, :, 0].permute(0, 2, 3, 1)
     assert_agrees(f"AutoencoderKLQwenImage, {kind}, {size}, log-variance", ours_logvar, logvar)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (2, 5)], ids=str)
-@pytest.mark.slow("compiles a decoder")
 def test_pictures_are_those_of_diffusers(kind, reference, ours, size):
     mean, std = whitening()
     given = frame(latents(*size)) * std + mean
     expected = reference.decode(given).sample[:, :, 0].permute(0, 2, 3, 1).numpy()
-    found = np.clip(ours.decode(latents(*size)), -1, 1)  # as diffusers' is
+    found = np.clip(compiled(DECODE, ours, latents(*size)), -1, 1)  # as diffusers' is
     assert np.mean(np.abs(expected) < 1) > 0.5
     assert_agrees(f"AutoencoderKLQwenImage, {kind}, {size}, decoded", found, expected)
 
@@ -113,11 +112,10 @@ def test_kernels_are_the_last_slices_in_time(folder, ours):
     assert np.array_equal(ours.encoder.conv_in.kernel[...], expected)
 
 
-@pytest.mark.slow("compiles an autoencoder twice")
 def test_in_bfloat16_it_stays_near(folder, ours):
-    found = nnx.merge(*opened(folder, jnp.bfloat16)).decode(latents(4, 4))
+    found = compiled(DECODE, nnx.merge(*opened(folder, jnp.bfloat16)), latents(4, 4))
     assert found.dtype == jnp.float32
-    assert 1e-4 < relative(found, ours.decode(latents(4, 4))) < 0.2
+    assert 1e-4 < relative(found, compiled(DECODE, ours, latents(4, 4))) < 0.2
 
 
 def test_a_pixel_of_zeros_stays_so():

@@ -1,6 +1,8 @@
 """How near arrays come to PyTorch's."""
 
+import jax
 import numpy as np
+from flax import nnx
 
 TOLERANCE = 1e-5
 
@@ -17,3 +19,9 @@ def assert_agrees(name: str, ours, theirs, tolerance: float = TOLERANCE) -> None
     error = relative(ours, theirs)
     print(f"parity | {name} | {error:.1e} |")
     assert error <= tolerance, f"{name}: relative error {error:.1e}"
+
+
+def compiled(method, module: nnx.Module, *inputs):
+    """`method(module, *inputs)` as one program; layer by layer compiles more."""
+    graph, state = nnx.split(module)
+    return jax.jit(lambda state, *inputs: method(nnx.merge(graph, state), *inputs))(state, *inputs)
