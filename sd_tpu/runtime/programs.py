@@ -310,11 +310,12 @@ class TextEncoder:
             mesh: the devices.
             count: of prompts, rounded up to a multiple of the replicas.
             stacked: as `Programs` takes it.
-            divisions: as `Programs` takes them; only those of text encoders are looked at.
+            divisions: as `Programs` takes them; only those of text encoders are looked at, which
+                are whole where there are none.
         """
         self._model, self._mesh, self._stacked = model, mesh, stacked
         self._share = -(-count // replicas(mesh))
-        self._divisions = divisions and self._taken(divisions)
+        self._divisions = (divisions and self._taken(divisions)) or None
         specs = _specs(mesh, self._divisions, stacked=stacked), SPLIT, SPLIT
         self._function = _over_devices(
             partial(encode_texts, model), mesh, specs, dtype=model.dtype, stacked=stacked
