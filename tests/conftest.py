@@ -152,7 +152,7 @@ def least_pipeline() -> "StableDiffusionPipeline":
 
 @pytest.fixture(scope="session")
 def least(least_pipeline, tmp_path_factory) -> Path:
-    """The same as a checkpoint's folder."""
+    """Folder of `least_pipeline` as a checkpoint."""
     folder = tmp_path_factory.mktemp("least")
     least_pipeline.save_pretrained(folder)
     return folder

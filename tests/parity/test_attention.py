@@ -12,7 +12,7 @@ from sd_tpu.models import attention
 from tests.support.parity import relative
 
 HEADS = 4
-# As programs: operation by operation each would be compiled alone.
+# Programs, as operation by operation each would be compiled alone.
 plain = jax.jit(attention.plain, static_argnames=("heads", "causal"))
 chunked = jax.jit(attention.chunked, static_argnames="heads")
 fused = jax.jit(attention.fused, static_argnames=("heads", "product_dtype", "interpret"))

@@ -53,7 +53,7 @@ def engine(of_sd1) -> Engine:
 
 @pytest.fixture(scope="module", params=["sd1", "sd2", "sdxl"])
 def loaded(request, tmp_path_factory):
-    """The same of each layout in turn."""
+    """PyTorch's pipeline and an engine, as `of_sd1`, of each layout in turn."""
     if request.param == "sd1":
         yield request.getfixturevalue("of_sd1")
         return
@@ -62,7 +62,7 @@ def loaded(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def filling(tmp_path_factory):
-    """The same of an SDXL that fills in pictures."""
+    """PyTorch's pipeline and an engine, as `of_sd1`, of an SDXL that fills in pictures."""
     yield from opened(pipelines("sdxl", 9), tmp_path_factory.mktemp("filling"))
 
 

@@ -222,7 +222,7 @@ def test_loss_and_gradients_are_pytorchs(case):
 
 @pytest.mark.parametrize("prediction", [{}, tiny.V_PREDICTION], ids=["epsilon", "v"])
 def test_loss_by_what_a_network_predicts_is_pytorchs(prediction):
-    """Of a network that gives what it is given, times a parameter."""
+    """The network is a product: what it is given, times a parameter."""
     scheduler = diffusers.DDIMScheduler(**tiny.COMMON, **prediction)
     rng, shape = np.random.default_rng(5), (BATCH, 8, 8, 4)
     latents, noise = (rng.standard_normal(shape, np.float32) for _ in range(2))
