@@ -596,7 +596,9 @@ class Engine(EngineClient):
             width=batch.width,
             guidance=2.0 if batch.guided else 0.0,  # with any, or with none whatever the family
         )
-        programs = self.programs if batch == self.batch else self._programs_of(batch)
+        programs = (
+            self.programs if batch == self.batch else self._programs_of(batch, _make_programs)
+        )
         # Texts of any content take as long.
         inputs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs.model.entry_shapes)
         slot_inputs = dataclasses.replace(
@@ -605,9 +607,8 @@ class Engine(EngineClient):
         networks = {network.part: network.shapes for network in kind.networks}
         return programs, slot_inputs, {**checkpoint.drawing.shapes, **networks}
 
-    def _programs_of(self, batch: Batch, make: Callable[..., Programs] | None = None) -> Programs:
-        """Return a batch's programs, made anew by default."""
-        return (make or _make_programs)(
+    def _programs_of(self, batch: Batch, make: Callable[..., Programs]) -> Programs:
+        return make(
             self._kinds[batch].model,
             self.mesh,
             _Divisions.of(self._divisions(self._kinds[batch])),
