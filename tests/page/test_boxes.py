@@ -587,3 +587,24 @@ def test_the_button_says_what_it_would_draw(tab):
     expect(generate(tab)).to_have_text(re.compile("Draw 2"))
     box(tab, 3).fill("three")
     expect(generate(tab)).to_have_text(re.compile("Draw 3"))
+
+
+def test_a_key_computes_few_styles_anew(tab):
+    """A rule that decides by :has() on the whole page would have all of them computed each time."""
+    events: list[dict] = []
+    devtools = tab.context.new_cdp_session(tab)
+    devtools.on("Tracing.dataCollected", lambda data: events.extend(data["value"]))
+    ended: list[dict] = []
+    devtools.on("Tracing.tracingComplete", lambda data: ended.append(data))
+    devtools.send("Tracing.start", {"traceConfig": {"includedCategories": ["devtools.timeline"]}})
+    box(tab, 1).press_sequentially("a cat")
+    devtools.send("Tracing.end")
+    while not ended:
+        tab.wait_for_timeout(20)
+    computed = [
+        event["args"].get("elementCount", 0)
+        for event in events
+        if event["name"] == "UpdateLayoutTree"
+    ]
+    everything = tab.evaluate("document.querySelectorAll('*').length")
+    assert 0 < max(computed) < everything / 5

@@ -18,6 +18,7 @@ function toggle(button) {
     const panel = $(`#${button.getAttribute("aria-controls")}`);
     if (button.dataset.index) state.panelIndex = Number(button.dataset.index);
     panel.toggleAttribute("data-open", true);
+    document.documentElement.toggleAttribute("data-panel", true);
     panel.ariaLabel = button.ariaLabel ?? button.textContent;
     $("#sheet").scrollTop = 0;
     panel.focus({ preventScroll: true });
@@ -39,6 +40,7 @@ export function fold() {
     const button = $(".fold[aria-expanded=true]");
     button?.setAttribute("aria-expanded", "false");
     $(".panel[data-open]")?.removeAttribute("data-open");
+    document.documentElement.removeAttribute("data-panel");
     // A button in a menu cannot have the focus once that is closed.
     const menu = button?.closest("[popover]");
     (menu ? $(`[popovertarget=${menu.id}]`) : button)?.focus();
