@@ -70,6 +70,7 @@ class Card:
         kept: the picture's name in the history.
         live: whether it was drawn while somebody typed, and nothing else has asked for it since.
         before: the card with the picture that was finished here before.
+        variants: of its picture, to choose from: cards that are numbered from 0.
         changed: the version of the run in which the card changed last.
         ready: the version in which its picture came, 0 where that was another run's.
     """
@@ -83,6 +84,7 @@ class Card:
     kept: Any = None  # a name, once the history has one
     live: bool = False
     before: Self | None = None
+    variants: tuple[Self, ...] = ()
     changed: int = 0
     ready: int = 0
 
@@ -122,7 +124,8 @@ class Task:
 
     `live` is one that was begun by typing, of which less is said and kept, `whole` is the one that
     the run began with; `blurred` is whether a picture is, not being safe for work, and `unkept`
-    says why the history lacks a picture. The pictures of a `journey` are there by index.
+    says why the history lacks a picture. The pictures of a `journey` are there by index; those of a
+    strip come under the `card` of this index, and are a run of their own in the history.
     """
 
     job: Job
@@ -133,6 +136,8 @@ class Task:
     blurred: bool = False
     unkept: Sentence | None = None
     journey: dict[int, PictureFile] | None = None
+    card: int | None = None
+    name: str = ""  # of the run, in the history
     served: Future | None = None  # kept: an event loop holds what it runs by weak references
 
 
@@ -316,6 +321,31 @@ class Run:
             self._draw(job, Request(), live=False, whole=True, journey={})
             self._schedule_stop()
 
+    def draw_strip(self, index: int, request: Request) -> None:
+        """Draw variants of a card's picture, under the card, which stays as it is.
+
+        Raises:
+            RequestError: they cannot be served.
+        """
+        job = self._submit(request, previews=False)
+        variants = (
+            Card(number, picture, "waiting") for number, picture in enumerate(request.pictures)
+        )
+        with self._lock:
+            self._drop_strip(index)
+            self._put(dataclasses.replace(self.cards[index], variants=tuple(variants)))
+            self._draw(job, Request(), live=False, card=index, name=secrets.token_urlsafe(16))
+            self._schedule_stop()
+
+    def close_strip(self, index: int) -> None:
+        """Take the variants of a card's picture away; those that are drawn stay in the history."""
+        with self._lock:
+            self._drop_strip(index)
+            self._put(dataclasses.replace(self.cards[index], variants=()))
+            busy = self.line.kind == "busy"
+            self._say(StatusLine(kind="over", aloud=False) if busy else self.line)
+            self._schedule_stop()
+
     def way(self) -> tuple[dict[int, PictureFile], int]:
         """Return the pictures by index of the journey that is drawn, or was last, and how many it
         has when it is finished."""
@@ -429,12 +459,19 @@ class Run:
         task.served = asyncio.run_coroutine_threadsafe(self._serve(task), _loop())
 
     def _take_over(self, index: int) -> None:
-        """Take the card from the task that draws on it, if one does."""
+        """Take the card from the task that draws on it, and from that of its strip."""
+        self._drop_strip(index)
         for task in [task for task in self._tasks if index in task.indices]:
             task.indices.remove(index)
             task.job.cancel(index)
             if not task.indices:
                 self._tasks.remove(task)
+
+    def _drop_strip(self, index: int) -> None:
+        """End the task that draws the strip of a card, if one does."""
+        for task in [task for task in self._tasks if task.card == index]:
+            self._tasks.remove(task)
+            task.job.cancel()
 
     def _put(self, card: Card, *, ready: bool = False) -> None:
         """Change a card, and the labels of others that now differ from it in other settings.
@@ -490,6 +527,10 @@ class Run:
                 )
                 if self.cards[index].kept and before.kept != self.cards[index].kept:
                     self._keep(task, self.cards[index], before.finished)
+            if task.card is not None:
+                self._fill_strip(
+                    task, task.card, changes, over=isinstance(event, Cancelled | Failed)
+                )
             if isinstance(event, Cancelled | Failed):
                 for card in [self.cards[index] for index in task.indices]:
                     if not card.picture:
@@ -500,6 +541,21 @@ class Run:
             if task.line.kind != "busy":
                 self._tasks.remove(task)
             self._say(task.line)
+
+    def _fill_strip(
+        self, task: Task, index: int, changes: Mapping[int, dict], *, over: bool
+    ) -> None:
+        """Show variants of a card that have come, and no others once it is over."""
+        card = self.cards[index]
+        variants = [
+            dataclasses.replace(each, **changes.get(each.index, {})) for each in card.variants
+        ]
+        for each in variants:
+            if each.kept and each.index in changes:
+                self._keep(task, each, None)
+        shown = tuple(each for each in variants if each.picture or not over)
+        if shown != card.variants:
+            self._put(dataclasses.replace(card, variants=shown))
 
     def _changes(self, task: Task, event: Event) -> dict[int, dict]:
         """Write the files that an event brings, and return its changes to cards by index."""
@@ -514,7 +570,9 @@ class Run:
                 task.journey[index] = self._backend.files.add(
                     task.job.request, index, pixels, self.browser
                 )
-            case ImageReady(index, pixels, unsafe) if index in task.indices:
+            case ImageReady(index, pixels, unsafe) if (
+                index in task.indices or task.card is not None
+            ):
                 task.blurred |= unsafe
                 picture = self._backend.files.add(task.job.request, index, pixels, self.browser)
                 history_name = new_name() if self._backend.history and self.browser else None
@@ -545,7 +603,7 @@ class Run:
             task.job.request.picture(card.index),
             done,
             name=card.kept,
-            run=self.key,
+            run=task.name or self.key,
             index=card.index,
         )
         self._unwritten += 1  # `done` waits for the lock

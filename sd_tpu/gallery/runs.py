@@ -4,11 +4,12 @@ import dataclasses
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
-from sd_tpu.gallery.run import BLANK, Backend, Run, Snapshot
+from sd_tpu.gallery.run import BLANK, Backend, Card, Run, Snapshot
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import Picture, RequestError
@@ -32,6 +33,7 @@ class Runs:
         *,
         former: Run | None = None,
         keep: Collection[int] = (),
+        taken: Mapping[int, Card] = MappingProxyType({}),
         live: bool = False,
         **whose: Any,
     ) -> Run | None:
@@ -45,12 +47,13 @@ class Runs:
             former: the run whose pictures it replaces.
             keep: indices where the finished pictures of `former` stay until new ones come;
                 elsewhere they stay if the same is asked for again.
+            taken: finished cards by index that take the place of those of `former`.
             live: whether it was begun by typing.
             whose: its `browser` or `program`; the `address` that it comes from; the `seed` that was
                 given or drawn for all pictures.
 
         Returns:
-            The run; None if there is nothing to draw.
+            The run; None if there is nothing to draw, and no card is taken.
 
         Raises:
             Busy: too much waits already.
@@ -58,7 +61,8 @@ class Runs:
         """
         cards = [*BLANK]
         for there in former.cards if former else []:
-            card, index = there.finished, there.index
+            index = there.index
+            card = taken.get(index, there.finished)
             if not card:
                 continue
             if index in keep and card.picture.there:  # as it is, or with what is on its way there
@@ -66,12 +70,19 @@ class Runs:
             asked = request.picture_at(index)
             if card.picture.there and card.asked == asked:
                 former.accept(index)  # ty: ignore[missing-union-attribute]
-                cards[index] = dataclasses.replace(card, live=False, changed=0, ready=0)
+                cards[index] = dataclasses.replace(
+                    card,
+                    named=request.labelled(index) if taken else card.named,
+                    variants=tuple(each for each in card.variants if each.picture),
+                    live=False,
+                    changed=0,
+                    ready=0,
+                )
             elif asked:
                 cards[index] = dataclasses.replace(
                     BLANK[index], before=dataclasses.replace(card, ready=0)
                 )
-        if all(cards[index].picture for index in request.indices()):
+        if not taken and all(cards[index].picture for index in request.indices()):
             return None
         return self._add(Run(self.backend, request, cards, **whose).begin(live=live))
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from itertools import cycle, groupby
+from itertools import count, cycle, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -23,11 +23,13 @@ import pydantic
 from anyio.to_thread import run_sync
 from gradio.components import Component
 
+from sd_tpu.folders import data_folder
 from sd_tpu.gallery import files
 from sd_tpu.gallery.history import History, HistoryError, request_of
 from sd_tpu.gallery.run import BLANK, BROKEN, Card, Run
 from sd_tpu.gallery.runs import Runs
 from sd_tpu.gallery.status import StatusLine, refusal
+from sd_tpu.gallery.style_board import StyleBoard
 from sd_tpu.gallery.uploads import SIDE, painted, to_paint_on
 from sd_tpu.http.access import visitor_network
 from sd_tpu.language import Language, language_of
@@ -86,8 +88,12 @@ NEAR = 0.8  # of the model's tokens: from there on their count is shown
 MAX_KNOWN = 5000  # names and words that a page is told
 # What page.js asks for that reads, makes or packs pictures.
 WITH_FILES = frozenset(
-    "again around before change extend grid large larger link movie paint read take zip".split()
+    (
+        "again around before change extend grid large larger link movie paint read styles take zip"
+    ).split()
 )
+VARIANTS = 4  # under a card
+MAX_STYLES = 40  # pictures of styles in one answer
 RUNS = 6  # on a page of the history; earlier ones come below
 MAX_PAGES = 1000
 BOARD_ACTS = frozenset(("boards", "make", "rename", "unmake", "put", "take_off"))
@@ -223,6 +229,7 @@ class Actions:
         """Have the actions of runs, and of a teaching where there is one."""
         self.runs, backend = runs, runs.backend
         self.teach = TeachPanel(teaching) if teaching else None
+        self.style_board = StyleBoard(backend.engine, data_folder() / "styles")
         self.engine, self.files, self.inputs, self.history = (
             backend.engine,
             backend.files,
@@ -316,41 +323,70 @@ class Actions:
 
     def _do_change(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw pictures anew, changed as words say, and fill their boxes in; the others stay."""
-        catalog, said, pictures = self.engine.catalog, asked.data["words"].strip(), {}
-        for index in asked.indices:
-            before = self._card(asked, index).asked
-            *_, words = catalog.fill([*[""] * index, said], before.seed)
-            edits = catalog.edits(before.model)
-            anew = reworded(before, words, asked.data["strength"], edits=edits)
-            pictures[index] = index, anew
+        words = asked.data["words"].strip()
+        pictures = {index: (index, self._changed(asked, index, words)) for index in asked.indices}
         return self._draw_and_fill(pictures, asked)
+
+    def _changed(self, asked: ActionRequest, index: int, words: str) -> Picture:
+        """Return the picture that a card's would be, changed as words say."""
+        catalog, before = self.engine.catalog, self._card(asked, index).asked
+        *_, filled = catalog.fill([*[""] * index, words], before.seed)
+        edits = catalog.edits(before.model)
+        return reworded(before, filled, asked.data.get("strength"), edits=edits)
 
     def _do_around(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw pictures from those of cards, with other seeds, and fill their boxes in.
 
-        They come into the free cards, whose boxes are empty, by turns. A picture that gets none of
-        these is drawn anew in its own card, unless that is kept. No other card is touched.
+        They come into the free cards, whose boxes are empty, by turns. Those of a picture that gets
+        none of these come under its card, to choose from. No other card is touched.
         """
         sources, kept, seed = asked.indices, asked.kept(), int(drawn_seed(RANDOM))
         prompts = self._spelt(asked.filled()["prompts"], self._shown(asked).seed)
         taken = kept.union(sources)
         free = (i for i, prompt in enumerate(prompts) if not prompt.strip() and i not in taken)
         places = dict(zip(free, cycle(sources)))
-        places |= {index: index for index in set(sources) - {*places.values()} - kept}
-        if not places:
-            raise RequestError("No card is free: empty a box, or do not keep the picture.")
-        strength = asked.data["strength"]
-        return self._draw_and_fill(
-            {
-                index: (
-                    source,
-                    varied(
-                        self._card(asked, source).asked, strength, (seed + index) % (MAX_SEED + 1)
-                    ),
-                )
-                for index, source in places.items()
-            },
-            asked,
+        seeds = ((seed + number) % (MAX_SEED + 1) for number in count())
+
+        def variant(source: int) -> tuple[int, Picture]:
+            before = self._card(asked, source).asked
+            return source, varied(before, asked.data["strength"], next(seeds))
+
+        drawn = {index: variant(source) for index, source in places.items()}
+        strips = {
+            source: self._sourced({n: variant(source) for n in range(VARIANTS)}, asked)
+            for source in sources
+            if source not in places.values()
+        }
+        run, answer = self._shown(asked), {}
+        if drawn:
+            answer = self._draw_and_fill(drawn, asked)
+            run = self.runs.find(answer.get("run")) or run
+        for index, request in strips.items():
+            run.draw_strip(index, request)
+        return answer | _making(run, len(drawn) + VARIANTS * len(strips), asked)
+
+    def _do_choose(self, asked: ActionRequest) -> dict[str, Any]:
+        """Take a variant of a card's picture into the card and its settings into its box, or take
+        the variants away."""
+        run, index, number = self._shown(asked), asked.index, asked.data["variant"]
+        if number is None:
+            run.close_strip(index)
+            return _named(run)
+        variant = next((each for each in run.cards[index].variants if each.index == number), None)
+        if not (variant and variant.picture and variant.picture.there):
+            raise RequestError(GONE.template)
+        request = _without_stopped(run.request, run.cards, [index])
+        there = self.runs.start(
+            request.replaced(index, variant.asked),
+            former=run,
+            keep={*range(MAX_PROMPTS)} - {index},
+            taken={index: dataclasses.replace(variant, index=index)},
+            browser=asked.browser,
+            address=asked.address,
+            seed=run.seed,
+        )
+        return _named(there) | self._filled_with(
+            Request().replaced(index, variant.asked), [index], asked
         )
 
     def _do_extend(self, asked: ActionRequest) -> dict[str, Any]:
@@ -370,17 +406,23 @@ class Actions:
         self, pictures: Mapping[int, tuple[int, Picture]], asked: ActionRequest
     ) -> dict[str, Any]:
         """Draw as `_draw_from`, and fill the boxes of these cards in; the others stay."""
+        request, answer = self._draw_from(pictures, asked)
+        return answer | self._filled_with(request, pictures, asked)
+
+    def _filled_with(
+        self, request: Request, indices: Collection[int], asked: ActionRequest
+    ) -> dict[str, Any]:
+        """Return what is filled in where the boxes of these cards ask for pictures of a request."""
         filled, any_seed = asked.filled(), asked.filled()["seed"] == RANDOM
         seed = self._shown(asked).seed if any_seed else filled["seed"]
         common = for_all({**filled, "seed": seed}, self.engine.catalog)
-        request, answer = self._draw_from(pictures, asked)
         shown = self._shown_form(request, common, any_seed=any_seed)
         prompts = self._spelt(filled["prompts"], common.seed)
         overrides = [*asked.data["form"]["overrides"]]
-        for index in pictures:
+        for index in indices:
             prompts[index : index + 1] = [shown["prompts"][index]]
             overrides[index : index + 1] = [shown["overrides"][index]]
-        return {**answer, "filled": {"prompts": prompts, "overrides": overrides}}
+        return {"filled": {"prompts": prompts, "overrides": overrides}}
 
     def _spelt(self, prompts: Sequence[str], seed: int) -> list[str]:
         """Return prompts where empty boxes have what a prompt before them fills in.
@@ -400,15 +442,30 @@ class Actions:
         """Draw pictures from what others became; the others stay.
 
         Args:
-            pictures: by the index of their card, each with the index of the card whose picture it
-                is drawn from, which it names NOT_YET; it may name another one that is there.
+            pictures: by the index of their card, as `_sourced` takes them.
             asked: the page's request.
 
         Returns:
             These pictures alone, with the names of those, and the answer.
         """
-        former = self._shown(asked)
-        request, drawn, names = former.request, Request(), {}
+        former, drawn = self._shown(asked), self._sourced(pictures, asked)
+        request = _without_stopped(former.request, former.cards, pictures)
+        for index in pictures:
+            request = request.replaced(index, drawn.picture(index))
+        keep = {*range(MAX_PROMPTS)} - pictures.keys()
+        return drawn, self._draw(request, asked, seed=former.seed, keep=keep)
+
+    def _sourced(
+        self, pictures: Mapping[int, tuple[int, Picture]], asked: ActionRequest
+    ) -> Request:
+        """Return pictures with the names of those that they are drawn from, which are handed in.
+
+        Args:
+            pictures: by index, each with the index of the card whose picture it is drawn from,
+                which it names NOT_YET; it may name another one that is there.
+            asked: the page's request.
+        """
+        drawn, names = Request(), {}
         for index, (source, picture) in pictures.items():
             self.engine.catalog.check(picture)
             if lacking := [each for each in UPLOADS if getattr(picture, each) == NOT_YET]:
@@ -417,12 +474,7 @@ class Actions:
                     names[source] = self.inputs.add(asked.browser, Input(file.read_bytes()))
                 picture = dataclasses.replace(picture, **dict.fromkeys(lacking, names[source]))
             drawn = drawn.replaced(index, picture)
-            request = request.replaced(index, drawn.picture(index))
-        for other in former.cards:
-            if other.state == "stopped" and other.index not in pictures:
-                request = request.replaced(other.index, None)
-        keep = {*range(MAX_PROMPTS)} - pictures.keys()
-        return drawn, self._draw(request, asked, seed=former.seed, keep=keep)
+        return drawn
 
     def _do_journey(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw the way from a card's picture to another's, or to another seed of its own."""
@@ -458,12 +510,7 @@ class Actions:
         if run is None:
             answer = Sentence("All pictures are there already, as they are asked for.")
             return {"message": asked.language.translate(answer), "kind": "over"}
-        pictures = (
-            Sentence("1 picture")
-            if run.count == 1
-            else Sentence("{count} pictures", count=run.count)
-        )
-        answer = {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
+        answer = _making(run, run.count, asked)
         if common:
             answer["filled"] = self._shown_form(run.request, common, any_seed=any_seed)
         return answer
@@ -605,6 +652,7 @@ class Actions:
                 },
             ),  # small
             "draw": {"count": len(pictures), "seconds": self._seconds(pictures)},
+            "change": self._seconds_of_change(asked),
             "slow": self._slow(filled, language),
             "line": part(
                 "progress", language, run.line if run and run.line.kind != "wrong" else StatusLine()
@@ -643,6 +691,13 @@ class Actions:
         """Return an estimate for pictures, rounded; None if nothing is known, or there are none."""
         seconds = self.engine.seconds(*pictures) if pictures else None
         return None if seconds is None else round(seconds, 2)
+
+    def _seconds_of_change(self, asked: ActionRequest) -> float | None:
+        """Return an estimate for a change of the selected pictures, whatever the words."""
+        with suppress(RequestError):
+            pictures = [self._changed(asked, index, "–") for index in asked.data.get("indices", [])]
+            return self._seconds(pictures)
+        return None
 
     def _slow(self, filled: Mapping[str, Any], language: Language) -> str:
         """Return why Live is not possible with the settings for all boxes."""
@@ -791,6 +846,15 @@ class Actions:
         return {
             "known": [*adapters.embeddings(), *loras, *wildcards, *card.words][:MAX_KNOWN],
             "endings": catalog.styles.endings()[:MAX_KNOWN],
+        }
+
+    def _do_styles(self, asked: ActionRequest) -> dict[str, Any]:
+        """Return the names of styles, "" for none, and pictures of those not `seen` yet."""
+        found, seen = self.style_board.look(asked.filled().get("model", "")), asked.data["seen"]
+        new = [(name, file) for name, file in found.items() if file and name not in seen]
+        return {
+            "styles": [*found],
+            "looks": {name: files.thumbnail(file) for name, file in new[:MAX_STYLES]},
         }
 
     def _do_beside(self, asked: ActionRequest) -> dict[str, Any]:
@@ -963,6 +1027,20 @@ def contents(history: History, owner: str, look: Mapping[str, Any], language: La
 def _named(run: Run | None) -> dict[str, Any]:
     """Return a run as page.js needs it to show it."""
     return {"run": run.key, "seed": run.seed} if run else {}
+
+
+def _making(run: Run, count: int, asked: ActionRequest) -> dict[str, Any]:
+    """Return a run as `_named`, and the news that so many pictures are on their way."""
+    pictures = Sentence("1 picture") if count == 1 else Sentence("{count} pictures", count=count)
+    return {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
+
+
+def _without_stopped(request: Request, cards: Sequence[Card], indices: Collection[int]) -> Request:
+    """Return a run's request without pictures that were stopped, but at these indices."""
+    for card in cards:
+        if card.state == "stopped" and card.index not in indices:
+            request = request.replaced(card.index, None)
+    return request
 
 
 def alone(filled: Mapping[str, Any], index: int, seed: int, catalog: Catalog) -> Picture:

@@ -99,16 +99,17 @@ def make_page(
     card, defaults = engine.checkpoint.card, vars(engine.defaults)
     size = defaults["width"], defaults["height"]
     samples = json.dumps(sample_sets((*card.prompts, *card.more_prompts)))
-    html("head", "head", card, samples, LANGUAGES, history, teach)
+    choices, offered = choices_of(engine.catalog), sizes(defaults["model"], engine.catalog)
+    styles = choices["style"] is not None
+    html("head", "head", card, samples, LANGUAGES, history, teach, styles)
     figures = _cards(engine, size, texts)
     collection = html("collection", "collection")
     with gr.Row(elem_id="bar"):
         html("go", "go", STARTING.text)  # first for the keyboard, last to be seen
         html("choices", "presets-and-faster", preset_steps(defaults["steps"]))
         html("seed", "seeds")
-        html("selection", "selecting")
+        html("selection", "selecting", styles)
         line = html("progress", "line", StatusLine())
-        choices, offered = choices_of(engine.catalog), sizes(defaults["model"], engine.catalog)
         html(
             "sheet",
             "sheet",

@@ -112,6 +112,7 @@ _PAGE = jinja2.Environment(
         kind_of=_kind_of,
         allowed=_allowed,
         common=COMMON,
+        no_style=SETTINGS["style"].caption_of(""),
         overridable=OVERRIDABLE,
         states=STATES,
         handed_in=HANDED_IN,

@@ -73,6 +73,14 @@ class Around(Message):
     strength: float
 
 
+class Choose(Message):
+    """Take a variant into its card; without a number, take all of them away."""
+
+    do: Literal["choose"]
+    index: Index
+    variant: int | None
+
+
 class Extend(Message):
     """Draw what lies beside a card's picture: pixels to the left, above, to the right, below."""
 
@@ -169,10 +177,22 @@ class Watch(Message):
 
 
 class Look(Message):
-    """Check what is filled in; a page that is `fresh` also asks for the models."""
+    """Check what is filled in; a page that is `fresh` also asks for the models.
+
+    The answer says how long a change of the pictures at `indices` takes.
+    """
 
     do: Literal["look"]
     fresh: bool = False
+    indices: Annotated[list[Index], Boxes] = []
+    strength: float = 0.5
+
+
+class Styles(Message):
+    """List the styles, with pictures of those that are not `seen` yet."""
+
+    do: Literal["styles"]
+    seen: Annotated[list[str], Field(max_length=MAX_IDS)]
 
 
 class ChooseModel(Message):
@@ -240,6 +260,7 @@ Asked = (
     | OfCard
     | Change
     | Around
+    | Choose
     | Extend
     | Beside
     | Zip
@@ -253,6 +274,7 @@ Asked = (
     | Show
     | Watch
     | Look
+    | Styles
     | ChooseModel
     | Link
     | OfHistory

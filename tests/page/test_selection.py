@@ -8,7 +8,7 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
-from tests.support.pages import made_from
+from tests.support.pages import made_from, served
 from tests.support.visitor import (
     PROMPTS,
     box,
@@ -260,20 +260,40 @@ def generate_is_idle(tab: Page) -> None:
     says(tab, "All pictures are there already")
 
 
-def test_without_a_free_card_a_picture_is_varied_in_its_own_unless_it_is_kept(drawn):
-    before = drawn.evaluate(SOURCES)
-    number(drawn, 4).click()
-    number(drawn, 5).click(modifiers=["Control"])
-    drawn.get_by_role("button", name="Keep picture 5").evaluate("button => button.click()")
-    do(drawn, "Vary strongly")
-    after = drawn.evaluate(SOURCES)
-    assert [old != new for old, new in zip(before, after, strict=True)].index(True) == 3
-    assert before[4:] == after[4:] and prompts(drawn) == PROMPTS
-    drawn.locator("#undo").click()
-    drawn.wait_for_function(f"before => String(({SOURCES})()) === String(before)", arg=before)
-    number(drawn, 5).click()
-    dock(drawn).get_by_role("button", name="Vary subtly").click()
-    says(drawn, "No card is free: empty a box, or do not keep the picture.")
+def test_without_a_free_card_variants_come_under_it_and_one_is_taken(
+    visitor, page_engine, tmp_path
+):
+    with served(page_engine, tmp_path) as address, newcomer(visitor, address) as tab:
+        fill(tab, PROMPTS, seed=7)
+        make(tab)
+        before = tab.evaluate(SOURCES)
+        strip = tab.get_by_role("group", name="Variants of picture 4")
+        variants = strip.get_by_role("button", name="Take variant")
+        number(tab, 4).click()
+        do(tab, "Vary strongly")
+        expect(variants).to_have_count(4)
+        expect(variants.and_(tab.locator(":enabled"))).to_have_count(4)
+        assert tab.evaluate(SOURCES) == before and prompts(tab) == PROMPTS
+        variants.nth(2).click()
+        expect(strip).to_have_count(0)
+        expect(view(tab, 4)).to_be_focused()
+        after = tab.evaluate(SOURCES)
+        assert [
+            i for i, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1
+        ] == [3]
+        assert made_from(tab, 4).strength == 0.7 and made_from(tab, 4).init_image
+        tab.keyboard.press("Escape")
+        generate(tab).click()
+        says(tab, "All pictures are there already")
+        tab.locator("#undo").click()
+        tab.wait_for_function(f"before => String(({SOURCES})()) === String(before)", arg=before)
+        expect(variants).to_have_count(4)
+        strip.get_by_role("button", name="Leave picture 4 as it is").click()
+        expect(strip).to_have_count(0)
+        assert tab.evaluate(SOURCES) == before
+        unfold(tab, "History")
+        kept = tab.locator("#history-panel").get_by_role("button", name=f"View “{PROMPTS[3]}”")
+        expect(kept).to_have_count(5)
 
 
 def test_a_card_alone_is_varied_from_its_menu(tab):

@@ -50,9 +50,10 @@ export function neighbour(index, key, columns, count, rightToLeft) {
     return to >= 0 && to < count ? to : index;
 }
 
-/** Takes what lies on the cards out of Tab's way; what is in an open menu or line stays. */
+/** Takes what lies on the cards out of Tab's way; what is in an open menu, line or strip stays. */
 export function leaveOneStop() {
-    for (const each of $$("#cards :is(button, a):not([popover] *, #change *)")) each.tabIndex = -1;
+    for (const each of $$("#cards :is(button, a):not([popover] *, #change *, .strip *)"))
+        each.tabIndex = -1;
 }
 
 /** The cards of a row. */

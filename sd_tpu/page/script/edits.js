@@ -22,7 +22,7 @@ listen("input", (target, event) => {
     if (state.filling || !state.arrived) return;
     state.edited = true;
     if (target.closest(".pair")) slide(target);
-    if (target.closest("dialog, #change")) return;
+    if (target.closest("dialog, #change, #styles-panel")) return;
     if (target.type === "file") return pick(target);
     edit(
         target.type === "range" ? moved(target) : target,

@@ -42,8 +42,10 @@ export function lasts({ draw }) {
 }
 
 /** @param {import("./types").Answer} answer */
-export function showEstimates({ draw, pace, paces = [] }) {
+export function showEstimates({ draw, change, pace, paces = [] }) {
     const button = $("#generate");
+    $("#selection .primary small").textContent =
+        change == null ? "" : ready(change, button.dataset);
     const { eight, some, none } = button.dataset;
     if (draw) {
         const text = draw.count === BOXES ? eight : draw.count ? some : none;

@@ -22,7 +22,11 @@ export async function look(open = false) {
     const looking = state.look;
     const number = ++looking.number;
     looking.open = looking.open || open;
-    const answer = await ask("look", { fresh: looking.models });
+    const answer = await ask("look", {
+        fresh: looking.models,
+        indices: state.selection.indices.filter((index) => state.away.finished[index]),
+        strength: Number($("#selection [name=strength]").value),
+    });
     if (number !== looking.number) return;
     const { remarks, summaries } = answer;
     if (!remarks || !summaries) {

@@ -33,6 +33,7 @@ import { showSelection } from "./selection.js";
 import { ask, connected, connectTo, request } from "./server.js";
 import { showChosen } from "./settings.js";
 import { state } from "./state.js";
+import { showStyles } from "./styles.js";
 import { BUSY, local, readStored, session } from "./storage.js";
 import { showTeaching } from "./teach.js";
 import { restoreUndo, showUndo } from "./undo.js";
@@ -59,6 +60,7 @@ Object.assign(hooks, {
         showOverrides();
         showHistory();
         showTeaching();
+        showStyles();
         if ($("#about-panel[data-open]")) showAbout();
     },
     /** @type {typeof hooks.showRun} */

@@ -1,10 +1,11 @@
-// Made of sd_tpu/page/schema.py by `make script`: 95b8bbe3fe8662c1
+// Made of sd_tpu/page/schema.py by `make script`: 3de2901666fc9279
 
 export type Asked =
     | Plain
     | OfCard
     | Change
     | Around
+    | Choose
     | Extend
     | Beside
     | Zip
@@ -18,6 +19,7 @@ export type Asked =
     | Show
     | Watch
     | Look
+    | Styles
     | ChooseModel
     | Link
     | OfHistory
@@ -99,6 +101,18 @@ export interface Around {
      */
     indices: number[];
     strength: number;
+}
+/**
+ * Take a variant into its card; without a number, take all of them away.
+ */
+export interface Choose {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "choose";
+    index: number;
+    variant: number | null;
 }
 /**
  * Draw what lies beside a card's picture: pixels to the left, above, to the right, below.
@@ -249,6 +263,8 @@ export interface Watch {
 }
 /**
  * Check what is filled in; a page that is `fresh` also asks for the models.
+ *
+ * The answer says how long a change of the pictures at `indices` takes.
  */
 export interface Look {
     lang: string;
@@ -257,6 +273,25 @@ export interface Look {
     form: Form;
     do: "look";
     fresh?: boolean;
+    /**
+     * @maxItems 8
+     */
+    indices?: number[];
+    strength?: number;
+}
+/**
+ * List the styles, with pictures of those that are not `seen` yet.
+ */
+export interface Styles {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "styles";
+    /**
+     * @maxItems 100000
+     */
+    seen: string[];
 }
 /**
  * Fill in the settings that a model brings along.

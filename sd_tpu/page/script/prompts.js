@@ -36,10 +36,12 @@ export function lines(text) {
 
 // Several lines that are pasted into a box may be meant for the boxes after it, too.
 listen("paste", (target, event) => {
-    const index = boxes().indexOf(target);
+    const ofAll = target.closest("#all");
+    const index = ofAll ? 0 : boxes().indexOf(target);
     const text = /** @type {ClipboardEvent} */ (event).clipboardData?.getData("text") ?? "";
     const prompts = lines(text);
     if (index < 0 || prompts.length < 2) return;
+    if (ofAll) event.preventDefault(); // it has one line
     state.pasted = { index, prompts };
     const { offered, label } = $("#list-panel [data-do=fill]").dataset;
     const count = String(Math.min(prompts.length, BOXES - index));

@@ -1,9 +1,10 @@
 // Pictures that are made of those that are there: compared, larger, changed, varied, drawn again.
 
 import { register } from "./actions.js";
-import { boxes } from "./dom.js";
+import { $, cards } from "./dom.js";
 import { begin, drawIn, isFilled, isFree } from "./run.js";
 import { request } from "./server.js";
+import { remember } from "./undo.js";
 
 /** Draws a comparison, which takes all cards. @param {import("./types").Fields<"compare">} more */
 export const compare = (more) => drawIn(request("compare", more), () => true);
@@ -19,17 +20,14 @@ export const drawChanged = (more) =>
     drawIn(request("change", more), (each) => more.indices.includes(each));
 
 /**
- * Draws new pictures from those of cards: in cards without a prompt, or else in their own.
+ * Draws new pictures from those of cards: in cards without a prompt, or else in strips below them.
  * @param {import("./types").Fields<"around">} more
  */
 export function drawAround(more) {
     const there = (/** @type {number} */ index) => more.indices.includes(index);
     const empty = (/** @type {number} */ index) =>
         isFree(index) && !isFilled(index) && !there(index);
-    return drawIn(
-        request("around", more),
-        boxes().some((_, index) => empty(index)) ? empty : there,
-    );
+    return drawIn(request("around", more), empty);
 }
 
 /** Draws what lies beside a picture. @param {import("./types").Fields<"extend">} more */
@@ -39,7 +37,19 @@ export const drawExtended = (more) =>
 /** Draws what a card asks for, with a new seed. @param {number} index */
 export const redraw = (index) => begin(request("redraw", { index }));
 
+/**
+ * Takes a picture of a card's strip into the card, or the strip away.
+ * @param {number} index
+ * @param {number | null} variant
+ */
+async function choose(index, variant) {
+    if (variant !== null) remember();
+    await begin(request("choose", { index, variant }));
+    $(".view", cards()[index])?.focus();
+}
+
 register({
+    choose: ({ index, name }) => choose(Number(index), name === undefined ? null : Number(name)),
     redraw: ({ index }) => redraw(Number(index)),
     vary: ({ index }) => drawIn(request("vary", { index: Number(index) }), isFree),
     larger: ({ index }) => drawLarger(Number(index)),

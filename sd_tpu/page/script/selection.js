@@ -5,7 +5,8 @@ import { isKept } from "./cards.js";
 import { drawSaid, showStrength } from "./change.js";
 import { $, $$, boxes, cards, listen } from "./dom.js";
 import { hooks } from "./hooks.js";
-import { news } from "./line.js";
+import { news, tell } from "./line.js";
+import { lookSoon } from "./look.js";
 import { drawAround, redraw } from "./remake.js";
 import { ask } from "./server.js";
 import { state } from "./state.js";
@@ -21,6 +22,10 @@ export const isSelected = (index) => selected().includes(index);
 
 /** The selected cards that have a finished picture. */
 export const pictured = () => selected().filter((index) => state.away.finished[index]);
+
+/** The cards whose pictures are changed with all others: those that are not kept. */
+const drawnAnew = () =>
+    [...cards().keys()].filter((index) => state.away.finished[index] && !isKept(index));
 
 /** Whether a card has something that can be selected with all others. @param {number} index */
 const isSomething = (index) => state.away.finished[index] || boxes()[index].value.trim();
@@ -49,6 +54,8 @@ export function select(indices) {
     state.selection.indices = [...indices].sort((one, other) => one - other);
     showSelection();
     if (String(selected()) === before) return;
+    $(".primary small", form()).textContent = "";
+    lookSoon();
     const { announced, none } = form().dataset;
     news(indices.length ? String(announced).replace("%", numbers()) : String(none));
 }
@@ -78,8 +85,9 @@ export function showSelection() {
     form().hidden = !selected().length;
     $(".chosen bdi", form()).textContent = numbers();
     showStrength(form(), there);
+    showStrength($("#all"), drawnAnew());
     const change = $(".primary", form());
-    change.textContent = String(change.dataset.count).replace("%", String(there.length));
+    $("span", change).textContent = String(change.dataset.count).replace("%", String(there.length));
     for (const button of $$(".primary, .verbs *, .signs *", form())) {
         button.disabled = there.length < Number(button.dataset.least ?? 1);
     }
@@ -106,13 +114,15 @@ listen("click", (target, event) => {
 });
 
 listen("submit", (target, event) => {
-    if (target !== form()) return;
+    if (!target.closest("#selecting")) return;
     event.preventDefault();
-    const words = $("[name=words]", form());
+    const words = $("[name=words]", target);
+    const indices = target === form() ? pictured() : drawnAnew();
+    if (!indices.length) return tell(String(target.dataset.none), "wrong", true);
     // Stop takes the button's place; a finger's keyboard would take half of the window.
     if (!matchMedia("(hover: none)").matches) words.focus();
-    drawSaid(form(), pictured()).then((began) => {
-        if (!began && !form().hidden) words.focus();
+    drawSaid(target, indices).then((began) => {
+        if (!began && !target.hidden) words.focus();
     });
 });
 
@@ -127,8 +137,8 @@ listen(
         if (key.toLowerCase() === "a" && (ctrlKey || metaKey) && !writes) {
             select([...cards().keys()].filter(isSomething));
         } else if (key === "Escape" && selected().length) deselect();
-        else if (key === "Enter" && (ctrlKey || metaKey) && form().contains(target)) {
-            /** @type {any} */ (form()).requestSubmit();
+        else if (key === "Enter" && (ctrlKey || metaKey) && target.closest("#selecting")) {
+            /** @type {any} */ (target.closest("form")).requestSubmit();
         } else return;
         event.preventDefault();
         event.stopImmediatePropagation(); // a card has other plans for Escape

@@ -71,6 +71,7 @@ export interface Answer {
     faster?: string;
     slow?: string;
     draw?: Estimate; // what Draw would do now
+    change?: number | null; // seconds of changing the selected pictures
     pace?: number | null; // seconds of eight pictures, as is filled in
     paces?: (number | null)[]; // and with the steps of each preset
     wrong?: boolean;
@@ -92,6 +93,8 @@ export interface Answer {
     boards?: string; // HTML of them, for a picture
     board?: string; // that is shown in the history
     gone?: string[]; // the pictures of a board that is deleted
+    styles?: string[]; // names, "" for none
+    looks?: Record<string, string>; // pictures of styles that the page lacks
     known?: string[];
     endings?: string[]; // what styles put behind prompts
     about?: string;
