@@ -183,6 +183,8 @@ def test_the_line_changes_all_selected_pictures_and_one_undo_takes_that_back(tab
     expect(words).to_be_focused()
     words.fill("at night")
     dock(tab).get_by_role("slider", name="How much changes").fill("0.8")
+    change = dock(tab).get_by_role("button", name="Change 2")
+    expect(change).to_have_text(re.compile(r"Change 2\s+\d+ s"))
     do(tab, "Change 2")
     assert prompts(tab)[:3] == ["a fox, at night", "a hen", "an owl, at night"]
     after = tab.evaluate(SOURCES)
