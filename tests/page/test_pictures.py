@@ -327,7 +327,7 @@ def test_what_gradio_would_load_piece_by_piece_comes_at_once(chromium, address):
 
 def test_no_panel_moves_a_picture(tab):
     before, folds = corners(tab), tab.locator(".fold")
-    assert folds.count() == 14
+    assert folds.count() == 15
     for fold in folds.all():
         fold.evaluate("fold => fold.click()")
         expect(tab.locator("#sheet [data-open]")).to_have_count(1)
