@@ -337,6 +337,14 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         vae=dict(_class_name="AutoencoderKLQwenImage"),
         scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", shift=3.0),
     ),
+    "krea2": dict(
+        model_index=dict(_class_name="Krea2Pipeline", is_distilled=True),
+        text_encoder=_QWEN3_4B | dict(rope_theta=5e6),
+        transformer=dict(_class_name="Krea2Transformer2DModel", sample_size=128),
+        vae=dict(_class_name="AutoencoderKLQwenImage"),
+        scheduler=dict(_class_name="FlowMatchEulerDiscreteScheduler", use_dynamic_shifting=True)
+        | dict(max_image_seq_len=6400),
+    ),
     "klein": _KLEIN,
     "schnell": dict(
         model_index=dict(_class_name="FluxPipeline"),

@@ -247,7 +247,7 @@ class Qwen3Config(Config):
     rope_theta: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
 
     _supported: ClassVar = {
-        "model_type": (None, "qwen3"),
+        "model_type": (None, "qwen3", "qwen3_vl_text"),
         "hidden_act": (None, "silu"),
         "attention_bias": (None, False),
         "use_sliding_window": (None, False),
@@ -260,11 +260,21 @@ class Qwen3Config(Config):
     def from_dict(cls, config: dict[str, Any]) -> Self:
         """Read a config of transformers 5, which has values of positions apart, or of an older one.
 
+        Of a model that sees as well it is that of its language model, to which a text is at the
+        same position along all axes.
+
         Raises:
             CheckpointError: as `Config.from_dict`.
         """
-        apart = config.get("rope_parameters")
-        return super().from_dict({**config, **(apart if isinstance(apart, dict) else {})})
+        places = ["rope_parameters"]
+        if isinstance(text := config.get("text_config"), dict):
+            config, places = {**text, "rope_scaling": None}, ["rope_scaling", *places]
+        else:
+            text = config
+        for place in places:
+            apart = text.get(place)
+            config = {**config, **(apart if isinstance(apart, dict) else {})}
+        return super().from_dict(config)
 
 
 class VisionEncoderConfig(_EncoderConfig):
@@ -666,16 +676,10 @@ class ZImageTransformerConfig(Config):
         return min(self.dim, 256)
 
 
-class _FluxConfig(_HeadsConfig):
-    """Blocks of FLUX.1 and FLUX.2."""
+class _AxesConfig(_HeadsConfig):
+    """A transformer whose heads turn by positions along several axes."""
 
-    in_channels: Count
-    out_channels: Count | None = None  # null is in_channels
-    num_layers: Blocks
-    num_single_layers: Blocks
     attention_head_dim: Count = 128
-    joint_attention_dim: Count
-    guidance_embeds: bool
     axes_dims_rope: Axes  # channels of a head by axis
 
     _axes: ClassVar[tuple[str, ...]]  # of positions
@@ -694,6 +698,17 @@ class _FluxConfig(_HeadsConfig):
                 f"attention_head_dim={self.attention_head_dim}."
             )
         return self
+
+
+class _FluxConfig(_AxesConfig):
+    """Blocks of FLUX.1 and FLUX.2."""
+
+    in_channels: Count
+    out_channels: Count | None = None  # null is in_channels
+    num_layers: Blocks
+    num_single_layers: Blocks
+    joint_attention_dim: Count
+    guidance_embeds: bool
 
     def canonical(self) -> Self:
         """Return the config with the channels of the output as a number."""
@@ -747,6 +762,34 @@ class Flux2TransformerConfig(_FluxConfig):
     def feed_forward_dim(self) -> int:
         """Channels inside a feed-forward layer, rounded as diffusers does."""
         return int(self.width * self.mlp_ratio)
+
+
+class Krea2TransformerConfig(_AxesConfig):
+    """`transformer/config.json` of a Krea2Transformer2DModel."""
+
+    in_channels: Annotated[int, Field(ge=4, le=1 << 20, multiple_of=4)] = 64  # of four latents
+    num_layers: Blocks = 28
+    num_attention_heads: Count = 48
+    num_key_value_heads: Count = 12
+    intermediate_size: Count = 16384
+    timestep_embed_dim: Even = 256
+    text_hidden_dim: Count = 2560
+    num_text_layers: Annotated[int, Field(ge=1, le=128)] = 12
+    text_num_attention_heads: Count = 20
+    text_num_key_value_heads: Count = 20
+    text_intermediate_size: Count = 6912
+    num_layerwise_text_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = 2
+    num_refiner_text_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = 2
+    axes_dims_rope: Axes = (32, 48, 48)
+    rope_theta: Positive = 1000.0
+    norm_eps: Positive = 1e-5
+
+    _multiples: ClassVar = {
+        "num_attention_heads": "num_key_value_heads",
+        "text_num_attention_heads": "text_num_key_value_heads",
+        "text_hidden_dim": "text_num_attention_heads",
+    }
+    _axes: ClassVar = ("time", "rows", "columns")
 
 
 THREE = Field(min_length=3, max_length=3)
@@ -851,7 +894,10 @@ class PipelineConfig(Config):
     """Values of `model_index.json` beside the names of its parts."""
 
     force_zeros_for_empty_prompt: bool | None = True  # of SDXL; null is false, as for diffusers
-    is_distilled: bool | None = False  # of FLUX.2 klein, which then takes no guidance
+    is_distilled: bool | None = False  # of FLUX.2 klein and Krea 2, which then need no guidance
+    text_encoder_select_layers: tuple[int, ...] | None = None  # of Krea 2
+
+    _supported: ClassVar = {"patch_size": (None, 2)}
 
 
 class TrainingConfig(Config):

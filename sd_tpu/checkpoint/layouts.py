@@ -47,12 +47,14 @@ class Language(NamedTuple):
         prefix: of its tensors' names; digits and the like may follow.
         tokens: its tensor of as many rows as there are words, of the width of its states.
         has: a tensor of its own that tells it from others.
+        lacks: one that tells another from it.
     """
 
     what: str
     prefix: str
     tokens: str
     has: str
+    lacks: str = ""
 
     def begin(self, names: Iterable[str]) -> str:
         """Return the beginning of its tensors' names in a file; "" if it has none."""
@@ -65,6 +67,7 @@ class Language(NamedTuple):
         return part_of(tensors, begin) if begin else {}
 
 
+PATCHES = "visual.patch_embed.proj.weight"  # of what sees pictures
 LANGUAGES = {
     "t5": Language(
         "T5",
@@ -73,8 +76,13 @@ LANGUAGES = {
         "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     ),
     "qwen3": Language(
-        "Qwen3", "text_encoders.qwen3", "embed_tokens.weight", "layers.0.self_attn.q_norm.weight"
+        "Qwen3",
+        "text_encoders.qwen3",
+        "embed_tokens.weight",
+        "layers.0.self_attn.q_norm.weight",
+        PATCHES,
     ),
+    "qwen3_vl": Language("Qwen3-VL", "text_encoders.qwen3", "embed_tokens.weight", PATCHES),
 }
 
 
@@ -114,9 +122,11 @@ class Layout:
     image_size: int
     scheduler: Config
     vae: Config
-    denoiser: Literal["unet", "sd3", "flux", "flux2", "z_image", "anima"] = "unet"
+    denoiser: Literal["unet", "sd3", "flux", "flux2", "z_image", "anima", "krea2"] = "unet"
     mark: str = ""
-    languages: Mapping[str, Literal["t5", "qwen3"]] = dataclasses.field(default_factory=dict)
+    languages: Mapping[str, Literal["t5", "qwen3", "qwen3_vl"]] = dataclasses.field(
+        default_factory=dict
+    )
     needs_languages: bool = True
     takes: tuple[str, int] = "joint_attention_dim", 1
     usual: tuple[str, ...] = ()
@@ -126,6 +136,11 @@ class Layout:
         if self.mark:
             return any(name.startswith(self.mark) for name in names)
         return self.has_texts(names)
+
+    @property
+    def of_wan(self) -> bool:
+        """Whether its autoencoder is Qwen-Image's, which files have in the names of Wan's."""
+        return self.vae.get("_class_name") == "AutoencoderKLQwenImage"
 
     def has_texts(self, names: Collection[str]) -> bool:
         """Whether all of CLIP's text encoders are there."""
@@ -263,10 +278,23 @@ ANIMA = Layout(
     takes=("source_dim", 1),
     usual=("qwen_3_06b_base", "qwen_image_vae"),
 )
-LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX, KLEIN, Z_IMAGE, ANIMA)
-BY_PARTS = (FLUX, KLEIN, Z_IMAGE, ANIMA)  # whose transformers may lie in files of their own
+KREA2 = Layout(
+    "Krea 2",
+    "Krea2Pipeline",
+    {},
+    1024,
+    FLOW | DYNAMIC_SHIFT | dict(base_image_seq_len=256, max_image_seq_len=6400),
+    dict(_class_name="AutoencoderKLQwenImage"),
+    denoiser="krea2",
+    mark=f"{UNET}txtfusion.",
+    languages={"text_encoder": "qwen3_vl"},
+    takes=("text_hidden_dim", 1),
+    usual=("qwen3vl_4b_bf16", "qwen3vl_4b_fp8_scaled", "qwen_image_vae"),
+)
+LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX, KLEIN, Z_IMAGE, ANIMA, KREA2)
+BY_PARTS = (FLUX, KLEIN, Z_IMAGE, ANIMA, KREA2)  # whose transformers may lie in files of their own
 # Names of files of models that are not distilled, which no tensor tells, and what they differ in.
-BASE = re.compile(r"(^|[-_ ])base([-_ ]|$)", re.I)
+BASE = re.compile(r"(^|[-_ ])(base|raw)([-_ ]|$)", re.I)
 BASE_Z_IMAGE = re.compile(r"z[-_ ]?image([-_ ](bf16|fp16|fp8\w*))*", re.I)  # as it was published
 BASE_SHIFT = 6.0  # of Z-Image's sigmas
 
@@ -275,7 +303,7 @@ def named(layout: Layout, stem: str) -> dict[str, Config]:
     """Return the configs of what the name of a file alone tells."""
     if layout is Z_IMAGE and (BASE.search(stem) or BASE_Z_IMAGE.fullmatch(stem)):
         return {"scheduler": layout.scheduler | {"shift": BASE_SHIFT}}
-    if layout is KLEIN:
+    if layout in (KLEIN, KREA2):
         distilled = not BASE.search(stem)
         return {"model_index": {"_class_name": layout.class_name, "is_distilled": distilled}}
     return {}

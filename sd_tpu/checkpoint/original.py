@@ -79,8 +79,9 @@ OPEN_CLIP_RULES = (
 )
 
 
-BLOCK = re.compile(r"(\w+)\.(\d+)\.(.+)")
-LEAF_NAMES = {"scale": "weight"}  # of an RMS norm, in Black Forest Labs' code
+BLOCK = re.compile(r"(\w+|\w+\.\w+_blocks)\.(\d+)\.(.+)")
+# Of an RMS norm in Black Forest Labs' code and Krea's, and of a modulation in Krea's
+LEAF_NAMES = {"scale": "weight", "lin": "scale_shift_table"}
 
 
 def blocks_of(names: Iterable[str]) -> int:
@@ -355,9 +356,47 @@ ANIMA = Names(
 )
 
 
+_KREA_BLOCK = {
+    "prenorm": "norm1",
+    "postnorm": "norm2",
+    "attn.qknorm.qnorm": "attn.norm_q",
+    "attn.qknorm.knorm": "attn.norm_k",
+    **{f"attn.w{letter}": f"attn.to_{letter}" for letter in "qkv"},
+    "attn.wo": "attn.to_out.0",
+    "attn.gate": "attn.to_gate",
+    **{f"mlp.{layer}": f"ff.{layer}" for layer in ("gate", "up", "down")},
+}
+KREA2 = Names(
+    "text_fusion.projector.weight",
+    {
+        "first": "img_in",
+        "tmlp.0": "time_embed.linear_1",
+        "tmlp.2": "time_embed.linear_2",
+        "tproj.1": "time_mod_proj",
+        "txtmlp.0": "txt_in.norm",
+        "txtmlp.1": "txt_in.linear_1",
+        "txtmlp.3": "txt_in.linear_2",
+        "txtfusion.projector": "text_fusion.projector",
+        "blocks.#.mod": "transformer_blocks.#",
+        **{
+            f"{theirs}.#.{layer}": f"{ours}.#.{known_as}"
+            for theirs, ours in {
+                "blocks": "transformer_blocks",
+                "txtfusion.layerwise_blocks": "text_fusion.layerwise_blocks",
+                "txtfusion.refiner_blocks": "text_fusion.refiner_blocks",
+            }.items()
+            for layer, known_as in _KREA_BLOCK.items()
+        },
+        "last.norm": "final_layer.norm",
+        "last.linear": "final_layer.linear",
+        "last.modulation": "final_layer",
+    },
+)
+
+
 def original_modules(names: Collection[str]) -> dict[str, Module]:
     """Return the modules by their original names of a transformer whose parameters have these."""
-    for transformer in (SD3, FLUX, FLUX2, Z_IMAGE, ANIMA):
+    for transformer in (SD3, FLUX, FLUX2, Z_IMAGE, ANIMA, KREA2):
         if transformer.mark in names:
             return transformer.all_modules(names)
     return {}

@@ -1,5 +1,6 @@
 """A whole checkpoint in one safetensors file, in the original layout of SD 1, 2 or 3, SDXL, FLUX.1,
-FLUX.2 klein, Z-Image or Anima; of the last four also in files of its parts, as ComfyUI keeps them.
+FLUX.2 klein, Z-Image, Anima or Krea 2; of the last five also in files of its parts, as ComfyUI
+keeps them.
 
 Which of them it is, and how wide and deep its networks are, is told by the names and shapes of its
 tensors. What these do not tell (the number of attention heads, the noise schedule) is as in the
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 from sd_tpu.checkpoint import original, split_files
 from sd_tpu.checkpoint.config import CheckpointError, is_file, read_json
 from sd_tpu.checkpoint.layouts import (
-    ANIMA,
     BY_PARTS,
     DYNAMIC_SHIFT,
     KLEIN,
@@ -175,8 +175,8 @@ def _with_parts(path: Path, tensors: dict[str, Stored], parts: Sequence[Path]) -
     if not layout or any(not name.startswith(UNET) for name in tensors):
         if parts:
             raise CheckpointError(
-                f"{path} is not the transformer of FLUX, Z-Image or Anima alone, which text "
-                "encoders and an autoencoder can be named for."
+                f"{path} is not the transformer of FLUX, Z-Image, Anima or Krea 2 alone, which "
+                "text encoders and an autoencoder can be named for."
             )
         return tensors
     shapes = {name: tensor.shape for name, tensor in part_of(tensors, UNET).items()}
@@ -223,7 +223,7 @@ def _recognized(path: Path, tensors: Mapping[str, Stored]) -> Layout:
                 return layout
     raise CheckpointError(
         f"{path} holds {other}; single files of Stable Diffusion 1, 2 and 3, SDXL, FLUX.1, FLUX.2 "
-        "klein, Z-Image and Anima in their original layouts are supported."
+        "klein, Z-Image, Anima and Krea 2 in their original layouts are supported."
     )
 
 
@@ -273,7 +273,7 @@ def _with_languages(
 
 def _inferred(layout: Layout, shapes: Shapes) -> dict[str, Config]:
     """Infer diffusers' configs; raises LookupError or ValueError where tensors are missing."""
-    vae = (_wan_vae_config if layout is ANIMA else _vae_config)(layout, _vae_part(shapes))
+    vae = (_wan_vae_config if layout.of_wan else _vae_config)(layout, _vae_part(shapes))
     denoiser = DENOISERS[layout.denoiser]
     network = denoiser.config(layout, part_of(shapes, UNET))
     downscale = 2 ** (len(vae.get("dim_mult") or vae["block_out_channels"]) - 1)
@@ -544,6 +544,37 @@ def _conditioner_config(shapes: Shapes) -> Config:
     )
 
 
+def _krea2_config(_: Layout, shapes: Shapes) -> Config:
+    text = part_of(shapes, "txtfusion.")
+
+    def attention(shapes: Shapes, block: str) -> tuple[int, int, int, int]:
+        """Channels of a head, heads of queries and of keys, and channels inside the MLP."""
+        (head,) = shapes[f"{block}.attn.qknorm.qnorm.scale"]
+        queries, keys = (shapes[f"{block}.attn.w{letter}.weight"][0] for letter in "qk")
+        return head, queries // head, keys // head, shapes[f"{block}.mlp.gate.weight"][0]
+
+    head, heads, keys, inside = attention(shapes, "blocks.0")
+    _, text_heads, text_keys, text_inside = attention(text, "layerwise_blocks.0")
+    return dict(
+        _class_name="Krea2Transformer2DModel",
+        in_channels=shapes["first.weight"][1],
+        num_layers=_count(shapes, "blocks."),
+        attention_head_dim=head,
+        num_attention_heads=heads,
+        num_key_value_heads=keys,
+        intermediate_size=inside,
+        timestep_embed_dim=shapes["tmlp.0.weight"][1],
+        text_hidden_dim=shapes["txtmlp.1.weight"][1],
+        num_text_layers=text["projector.weight"][1],
+        text_num_attention_heads=text_heads,
+        text_num_key_value_heads=text_keys,
+        text_intermediate_size=text_inside,
+        num_layerwise_text_blocks=_count(text, "layerwise_blocks."),
+        num_refiner_text_blocks=_count(text, "refiner_blocks."),
+        axes_dims_rope=[head // 4, 3 * head // 8, 3 * head // 8],
+    )
+
+
 def _count(names: Iterable[str], begin: str) -> int:
     return blocks_of(name for name in names if name.startswith(begin))
 
@@ -664,6 +695,10 @@ def _qwen3_config(shapes: Shapes) -> Config:
     )
 
 
+def _qwen3_vl_config(shapes: Shapes) -> Config:
+    return _qwen3_config(shapes) | dict(rope_theta=5e6)
+
+
 def _text_name(name: str) -> str:
     """Return a text encoder's parameter in transformers' names, which it may have already."""
     return modern(open_clip_name(name))
@@ -692,7 +727,7 @@ def _stored(
     denoiser = DENOISERS[layout.denoiser]
     parts = {
         denoiser.folder: denoiser.stored(part_of(tensors, UNET)),
-        "vae": (_wan_vae if layout is ANIMA else _vae)(_vae_part(tensors)),
+        "vae": (_wan_vae if layout.of_wan else _vae)(_vae_part(tensors)),
         **{
             part: _parameters(part_of(tensors, f"{UNET}{prefix}"))
             for part, (prefix, _) in denoiser.among.items()
@@ -735,6 +770,17 @@ def _anima(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
             if not name.startswith(ADAPTER) and not COSMOS_BUFFERS.search(name)
         }
     )
+
+
+def _krea2(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of Krea 2's transformer, with tables of a row for each part."""
+    stored = {}
+    for name, tensor in original.KREA2.stored(tensors).items():
+        if name.endswith(".scale_shift_table") and len(tensor.shape) == 1:
+            parts = 2 if name.startswith("final_layer.") else 6
+            tensor = dataclasses.replace(tensor, shape=(parts, tensor.shape[0] // parts))
+        stored[name] = tensor
+    return stored
 
 
 def _identity(text_encoder: Mapping[str, Stored]) -> Identity:
@@ -835,5 +881,6 @@ DENOISERS = {
         "",
         {"text_conditioner": (ADAPTER, _conditioner_config)},
     ),
+    "krea2": Denoiser("transformer", "transformer", _krea2_config, _krea2, ""),
 }
-LANGUAGE_CONFIGS = {"t5": _t5_config, "qwen3": _qwen3_config}
+LANGUAGE_CONFIGS = {"t5": _t5_config, "qwen3": _qwen3_config, "qwen3_vl": _qwen3_vl_config}

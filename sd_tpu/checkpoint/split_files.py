@@ -106,7 +106,7 @@ def parts(
 def _wanted(layout: Layout, network: dict[str, Any], clip: int) -> Iterator[Part]:
     channels = network["in_channels"] // (1 if layout in (Z_IMAGE, ANIMA) else 4)
     first, last = "decoder.conv_in.weight", "encoder.conv_out.weight"
-    if layout is ANIMA:
+    if layout.of_wan:
         first, last = "decoder.conv1.weight", "encoder.head.2.weight"
     whitening = (WHITENING,) if layout is KLEIN else (last, WHITENING)
     yield Part("autoencoder", AUTOENCODERS, VAES[0], first, channels, *whitening)
@@ -118,7 +118,8 @@ def _wanted(layout: Layout, network: dict[str, Any], clip: int) -> Iterator[Part
     for language in map(LANGUAGES.__getitem__, layout.languages.values()):
         name, states = layout.takes
         prefix, width = f"{language.prefix}.transformer.", network[name] / states
-        yield Part(language.what, TEXTS, prefix, language.tokens, width, language.has)
+        own = language.has, language.lacks
+        yield Part(language.what, TEXTS, prefix, language.tokens, width, *own)
 
 
 def _found(path: Path, layout: Layout, part: Part, home: Path) -> dict[str, Stored]:

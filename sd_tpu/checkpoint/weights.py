@@ -45,6 +45,7 @@ LEAVES = {
     ("pos_embed", 3): ("pos_embed", (0, 1, 2)),
     ("x_pad_token", 2): ("x_pad_token", (0, 1)),
     ("cap_pad_token", 2): ("cap_pad_token", (0, 1)),
+    ("scale_shift_table", 2): ("scale_shift_table", (0, 1)),
     ("gamma", 3): ("gamma", (0, 1, 2)),
     ("gamma", 4): ("gamma", (0, 1, 2, 3)),
     ("class_embedding", 1): ("class_embedding", (0,)),
@@ -69,8 +70,9 @@ SYNONYMS = (
         ),
         r"text_model.\1.",
     ),
-    # Nor is there that of a language model's half that gives no words.
-    (re.compile(r"^model\.(embed_tokens|layers|norm)\."), r"\1."),
+    # Nor is there that of a language model's half that gives no words, or that of one that sees.
+    (re.compile(r"^(?:model\.)?(?:language_model\.)?(embed_tokens|layers|norm)\."), r"\1."),
+    (re.compile(r"^model\.visual\."), "visual."),
     # Nor is there that of the vision model in the safety checker.
     (re.compile(r"^vision_model\.vision_model\."), "vision_model."),
 )

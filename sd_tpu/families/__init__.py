@@ -6,13 +6,21 @@ from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.anima import Anima
 from sd_tpu.families.flux import Flux
 from sd_tpu.families.flux2_klein import Flux2Klein
+from sd_tpu.families.krea2 import Krea2
 from sd_tpu.families.stable_diffusion import StableDiffusion
 from sd_tpu.families.stable_diffusion_3 import StableDiffusion3
 from sd_tpu.families.stable_diffusion_xl import StableDiffusionXL
 from sd_tpu.families.z_image import ZImage
 
 FamilyModel = (
-    StableDiffusion | StableDiffusionXL | StableDiffusion3 | ZImage | Flux | Flux2Klein | Anima
+    StableDiffusion
+    | StableDiffusionXL
+    | StableDiffusion3
+    | ZImage
+    | Flux
+    | Flux2Klein
+    | Anima
+    | Krea2
 )
 Family = type[FamilyModel]
 FAMILIES: tuple[Family, ...] = (
@@ -23,6 +31,7 @@ FAMILIES: tuple[Family, ...] = (
     Flux,
     Flux2Klein,
     Anima,
+    Krea2,
 )
 
 # A part of a pipeline's name -> what its checkpoints hold. The first that is there counts.

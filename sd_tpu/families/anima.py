@@ -21,6 +21,7 @@ from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families.latent_model import Arrays, Parts, check_channels
 from sd_tpu.families.prompt import without_loras
 from sd_tpu.families.qwen_model import QwenModel
+from sd_tpu.families.qwen_tokenizer import ALONE
 from sd_tpu.families.t5_tokenizer import T5Tokenizer, lengths
 from sd_tpu.families.text import Count, PromptOptions
 from sd_tpu.models import AnimaTextConditioner, CosmosTransformer3DModel, Qwen3Model
@@ -45,7 +46,7 @@ class Anima(QwenModel):
 
     trained: ClassVar = 128
     buckets: ClassVar = (TOKENS,)
-    thinking: ClassVar = None
+    template: ClassVar = ALONE
     whole: ClassVar = False
     pipelines: ClassVar = ("AnimaModularPipeline",)
     components: ClassVar = {**QwenModel.components, CONDITIONER: "diffusion_pytorch_model"}
@@ -64,11 +65,6 @@ class Anima(QwenModel):
         """Return the published numbers, and less noise for what is drawn larger, as sigmas are
         shifted towards noise."""
         return {"steps": 30, "guidance": 4.0, "larger_strength": 0.25}
-
-    @staticmethod
-    def unread(part: str, name: str) -> bool:
-        """Whether a parameter of the autoencoder is for a video's later frames."""
-        return part == "vae" and ".time_conv." in name
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:

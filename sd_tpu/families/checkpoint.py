@@ -506,6 +506,7 @@ def _check_vocabularies(
         if kind is Tokenizer or folder not in tokenizers:
             continue
         known, config = tokenizers[folder].size, configs[part]
+        config = config.get("text_config") or config  # of a language model that sees
         there = config.get("vocab_size") or config.get("target_vocab_size", 0)
         if there and known > there:
             raise CheckpointError(

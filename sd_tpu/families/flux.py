@@ -2,7 +2,6 @@
 a T5 whose states are the text, and a CLIP text encoder of which one vector is taken."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -174,18 +173,10 @@ class Flux(LatentModel):
         return 1.0
 
     def schedule_of(self, schedule: Schedule, height: int, width: int, steps: int) -> Schedule:
-        """Return the schedule with the shift for a picture of this size, if it depends on it.
-
-        The logarithm of the shift is linear in the number of the picture's tokens.
-        """
+        """Return the schedule with the shift for a picture of this size, if it depends on it."""
         if not (isinstance(schedule, FlowSchedule) and schedule.config.use_dynamic_shifting):
             return schedule
-        config, tokens = schedule.config, height * width // self.size_unit**2
-        slope = (config.max_shift - config.base_shift) / (
-            config.max_image_seq_len - config.base_image_seq_len
-        )
-        mu = config.base_shift + slope * (tokens - config.base_image_seq_len)
-        return dataclasses.replace(schedule, shift=math.exp(mu))
+        return schedule.for_tokens(height * width // self.size_unit**2)
 
     # --- on the host ----------------------------------------------------------------------------
 

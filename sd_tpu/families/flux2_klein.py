@@ -3,7 +3,6 @@ matching, and a Qwen3 language model of which the states of three layers are the
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from sd_tpu.checkpoint.config import (
-    CheckpointError,
     Flux2TransformerConfig,
     PipelineConfig,
     Qwen3Config,
@@ -24,11 +22,11 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families.latent_model import Arrays, Parts, check_channels
 from sd_tpu.families.qwen_model import QwenModel
+from sd_tpu.families.qwen_tokenizer import ANSWERS
 from sd_tpu.models import Flux2Transformer2DModel, Qwen3Model
 from sd_tpu.models.flux2_transformer import References, picture_positions
 from sd_tpu.sampling.schedule import FlowSchedule, Schedule
 
-TAKEN = (9, 18, 27)  # after so many of the language model's layers
 TOKENS = 512  # of each text, padding among them, which counts
 TIME = 10  # between the positions of one reference picture and of the next
 # Tokens of reference pictures that programs are compiled for: powers of two, from those of 256x256
@@ -57,7 +55,8 @@ class Flux2Klein(QwenModel):
 
     trained: ClassVar = 64
     buckets: ClassVar = (TOKENS,)
-    thinking: ClassVar = False
+    taken: ClassVar = (9, 18, 27)
+    template: ClassVar = ANSWERS
     whole: ClassVar = False
     max_references: ClassVar = 10
     pipelines: ClassVar = ("Flux2KleinPipeline",)
@@ -77,13 +76,6 @@ class Flux2Klein(QwenModel):
             return {"steps": 4, "guidance": 1.0}
         return {"steps": 50, "guidance": 4.0}
 
-    @staticmethod
-    def unread(part: str, name: str) -> bool:
-        """Whether a parameter is of layers after those that are taken, or the norm behind them."""
-        layer = re.match(r"layers\.(\d+)\.", name)
-        after = layer and int(layer[1]) >= TAKEN[-1]
-        return part == "text_encoder" and bool(after or name.startswith("norm."))
-
     @classmethod
     def networks(
         cls, configs: Mapping[str, Any], vae: VAEConfig | TinyVAEConfig, dtype
@@ -92,15 +84,10 @@ class Flux2Klein(QwenModel):
         transformer = Flux2TransformerConfig.from_dict(configs["transformer"])
         text = Qwen3Config.from_dict(configs["text_encoder"])
         index = PipelineConfig.from_dict(configs["model_index"])
-        width = len(TAKEN) * text.hidden_size
-        if width != transformer.joint_attention_dim or text.num_hidden_layers <= TAKEN[-1]:
-            raise CheckpointError(
-                f"The text encoder's {text.num_hidden_layers} layers give {width} numbers a token, "
-                f"the transformer takes {transformer.joint_attention_dim} of its first {TAKEN[-1]}."
-            )
+        cls.check_states(text, transformer.joint_attention_dim)
         check_channels(transformer.in_channels, transformer.out_channels, vae)
         parts = {
-            "text_encoder": architecture(Qwen3Model, text, layers=TAKEN[-1], dtype=dtype),
+            "text_encoder": architecture(Qwen3Model, text, layers=cls.taken[-1], dtype=dtype),
             "transformer": architecture(Flux2Transformer2DModel, transformer, dtype=dtype),
         }
         return parts, dict(
@@ -195,7 +182,7 @@ class Flux2Klein(QwenModel):
     def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode both texts; padding sees the text alone, and is part of it."""
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
-        states = encoder.states(inputs["ids"], TAKEN, inputs["lengths"])
+        states = encoder.states(inputs["ids"], self.taken, inputs["lengths"])
         return {"text": jnp.concatenate(states, axis=-1)}
 
     def encode_reference(

@@ -81,10 +81,11 @@ class LatentModel:
         """Return what the card of a model with these configs says where it says nothing."""
         return {}
 
-    @staticmethod
-    def unread(part: str, name: str) -> bool:
-        """Whether a parameter of a component is left out, as nothing depends on it."""
-        return False
+    @classmethod
+    def unread(cls, part: str, name: str) -> bool:
+        """Whether a parameter of a component is left out, as nothing depends on it: in an
+        autoencoder those for a video's later frames."""
+        return part == "vae" and ".time_conv." in name
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:

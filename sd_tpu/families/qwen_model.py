@@ -1,6 +1,7 @@
 """Families whose texts a Qwen3 language model reads, most as a person's turn in a conversation."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -8,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sd_tpu.checkpoint.config import CheckpointError, Qwen3Config
 from sd_tpu.families.latent_model import Arrays, LatentModel, check_last_layer, stems
 from sd_tpu.families.prompt import without_loras
-from sd_tpu.families.qwen_tokenizer import QwenTokenizer
+from sd_tpu.families.qwen_tokenizer import QwenTokenizer, Template
 from sd_tpu.families.text import DEFAULTS, Count, PromptOptions
 from sd_tpu.sentence import SentenceError
 
@@ -19,8 +21,8 @@ from sd_tpu.sentence import SentenceError
 class QwenModel(LatentModel):
     """The autoencoder of a family, without its parameters, and how its texts are read.
 
-    Inputs are the token ids i32 [2, T] of both texts as "ids", T one of `buckets`, and how many of
-    them there are, i32 [2], as "lengths".
+    Inputs are the token ids i32 [2, T] of both texts as "ids", T one of `buckets` and what the
+    template drops, and how many of them there are, i32 [2], as "lengths".
     """
 
     tokens: int = 0  # of each text, padding among them; 0 is the first of `buckets`
@@ -31,8 +33,32 @@ class QwenModel(LatentModel):
     even_sigmas: ClassVar = True
     components: ClassVar = stems("text_encoder", "transformer")
     buckets: ClassVar[tuple[int, ...]]  # that programs are compiled for; longer texts are cut
-    # Whether the language model may think before it answers; None is no turn, the text alone.
-    thinking: ClassVar[bool | None]
+    template: ClassVar[Template]  # what the language model is given around a text
+    # After how many of its layers states are taken, side by side; none is the family's own way.
+    taken: ClassVar[tuple[int, ...]] = ()
+
+    @classmethod
+    def unread(cls, part: str, name: str) -> bool:
+        """Whether a parameter is left out: in a language model those of layers after the ones that
+        are taken, of the norm behind them, and of what sees pictures."""
+        if part != "text_encoder":
+            return super().unread(part, name)
+        layer = re.match(r"layers\.(\d+)\.", name)
+        after = bool(cls.taken) and (
+            name.startswith("norm.") if layer is None else int(layer[1]) >= cls.taken[-1]
+        )
+        return after or name.startswith("visual.")
+
+    @classmethod
+    def check_states(cls, text: Qwen3Config, takes: int) -> None:
+        """Raise CheckpointError unless a transformer takes as many numbers of each token as the
+        layers give whose states are taken."""
+        width = len(cls.taken) * text.hidden_size
+        if width != takes or text.num_hidden_layers <= cls.taken[-1]:
+            raise CheckpointError(
+                f"The text encoder's {text.num_hidden_layers} layers give {width} numbers a token, "
+                f"the transformer takes {takes} of its first {cls.taken[-1]}."
+            )
 
     @classmethod
     def tokenizer_classes(cls) -> dict[str, tuple[str, type]]:
@@ -53,19 +79,20 @@ class QwenModel(LatentModel):
     def text_input_shapes(self) -> Arrays:
         """Shapes of the inputs that `encode_text` takes."""
         return {
-            "ids": jax.ShapeDtypeStruct((2, self.length), jnp.int32),
+            "ids": jax.ShapeDtypeStruct((2, self.length + self.template.dropped), jnp.int32),
             "lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
         }
 
     def for_inputs(self, inputs: Arrays) -> Any:
         """Return these networks for texts as long as in the inputs."""
-        return dataclasses.replace(self, tokens=inputs["ids"].shape[1])
+        return dataclasses.replace(self, tokens=inputs["ids"].shape[1] - self.template.dropped)
 
     def count(self, tokenizers: Mapping[str, Any], prompt: str, options: PromptOptions) -> Count:
         """Count a prompt's tokens with those of its turn, as `Model.count`."""
-        tokenizer, most = tokenizers["tokenizer"], self.buckets[-1]
-        ids = tokenizer.turn(without_loras(prompt), thinking=self.thinking)
-        return Count(len(ids), most, tokenizer.lost(ids, most, thinking=self.thinking))
+        tokenizer, most, dropped = tokenizers["tokenizer"], self.buckets[-1], self.template.dropped
+        ids = tokenizer.turn(without_loras(prompt), self.template)
+        lost = tokenizer.lost(ids, most + dropped, self.template)
+        return Count(len(ids) - dropped, most, lost)
 
     def prompt_inputs(
         self,
@@ -90,13 +117,14 @@ class QwenModel(LatentModel):
                 "This model draws nothing between two prompts, whose lengths differ; between two "
                 "seeds it does."
             )
-        tokenizer, most = tokenizers["tokenizer"], self.buckets[-1]
+        tokenizer, template = tokenizers["tokenizer"], self.template
+        rooms = [size + template.dropped for size in self.buckets]
         texts = [
-            tokenizer.turn(without_loras(text), thinking=self.thinking)[:most]
+            tokenizer.cut(tokenizer.turn(without_loras(text), template), rooms[-1], template)
             for text in (negative_prompt, prompt)
         ]
         longest = max(map(len, texts))
-        length = next(size for size in self.buckets if size >= longest)
+        length = next(room for room in rooms if room >= longest)
         ids = np.full((2, length), tokenizer.pad, np.int32)
         for row, tokens in zip(ids, texts, strict=True):
             row[: len(tokens)] = tokens

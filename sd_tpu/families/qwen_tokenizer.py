@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
@@ -11,13 +12,28 @@ from sd_tpu.families.words import FILE, read_words
 
 START, END = "<|im_start|>", "<|im_end|>"  # of a turn
 PAD = "<|endoftext|>"
-# What transformers' apply_chat_template writes with add_generation_prompt around a prompt, by
-# enable_thinking; None is no template.
-TEMPLATES = {
-    True: (f"{START}user\n", f"{END}\n{START}assistant\n"),
-    False: (f"{START}user\n", f"{END}\n{START}assistant\n<think>\n\n</think>\n\n"),
-    None: ("", ""),
-}
+
+
+class Template(NamedTuple):
+    """What is written around a prompt.
+
+    Attributes:
+        before: the prompt.
+        after: the prompt.
+        dropped: how many of the first tokens' states are not taken.
+        keeps_end: whether what is after the prompt stays where a turn is too long.
+    """
+
+    before: str
+    after: str
+    dropped: int = 0
+    keeps_end: bool = False
+
+
+# What transformers' apply_chat_template writes with add_generation_prompt, by enable_thinking
+THINKS = Template(f"{START}user\n", f"{END}\n{START}assistant\n")
+ANSWERS = Template(f"{START}user\n", f"{THINKS.after}<think>\n\n</think>\n\n")
+ALONE = Template("", "")  # no turn
 
 
 class QwenTokenizer:
@@ -45,17 +61,22 @@ class QwenTokenizer:
         """How many tokens it knows."""
         return self._words.get_vocab_size()
 
-    def turn(self, prompt: str, *, thinking: bool | None) -> list[int]:
-        """Token ids of a prompt as a person's turn, after which the model may think or answers; or
-        of the prompt alone, if `thinking` is None."""
-        before, after = TEMPLATES[thinking]
-        return self._ids(f"{before}{prompt}{after}")
+    def turn(self, prompt: str, template: Template) -> list[int]:
+        """Token ids of a prompt with what a template writes around it."""
+        return self._ids(f"{template.before}{prompt}{template.after}")
 
-    def lost(self, turn: Sequence[int], most: int, *, thinking: bool | None) -> str:
-        """Return the end of a turn's prompt that is cut where so many tokens are kept at most."""
-        _, after = TEMPLATES[thinking]
-        prompt = turn[: len(turn) - len(self._ids(after))]
-        return self._words.decode(prompt[most:], skip_special_tokens=True)
+    def cut(self, turn: list[int], most: int, template: Template) -> list[int]:
+        """Return a turn of so many tokens at most."""
+        if len(turn) <= most:
+            return turn
+        end = self._ids(template.after) if template.keeps_end else []
+        return turn[: most - len(end)] + end
+
+    def lost(self, turn: Sequence[int], most: int, template: Template) -> str:
+        """Return the end of a turn's prompt that `cut` cuts off."""
+        end = len(self._ids(template.after))
+        most -= end if template.keeps_end else 0
+        return self._words.decode(turn[most : max(most, len(turn) - end)], skip_special_tokens=True)
 
     def _ids(self, text: str) -> list[int]:
         return self._words.encode(text, add_special_tokens=False).ids

@@ -20,6 +20,7 @@ from sd_tpu.checkpoint.config import (
 from sd_tpu.checkpoint.weights import Params, architecture
 from sd_tpu.families.latent_model import Arrays, Parts, check_channels
 from sd_tpu.families.qwen_model import QwenModel
+from sd_tpu.families.qwen_tokenizer import THINKS
 from sd_tpu.models import Qwen3Model, ZImageTransformer2DModel
 
 TURBO_SHIFT = 3.0  # of the distilled model's sigmas; the other's are shifted by 6
@@ -40,7 +41,7 @@ class ZImage(QwenModel):
 
     trained: ClassVar = 128
     buckets: ClassVar = (128, 512)
-    thinking: ClassVar = True
+    template: ClassVar = THINKS
     pipelines: ClassVar = ("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline")
     index: ClassVar = {
         "_class_name": "ZImagePipeline",

@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "flux2_transformer": ["Flux2Transformer2DModel"],
         "flux_transformer": ["FluxTransformer2DModel"],
         "ip_adapter": ["IPAdapterModel"],
+        "krea2_transformer": ["Krea2Transformer2DModel"],
         "qwen_image_vae": ["AutoencoderKLQwenImage"],
         "safety_checker": ["StableDiffusionSafetyChecker"],
         "qwen3": ["Qwen3Model"],

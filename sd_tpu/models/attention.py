@@ -33,7 +33,9 @@ def attention(
     """Choose an implementation of attention.
 
     q [B, N, C], k and v [B, M, C], C = heads * head size -> like q. `keys` [B] int32, from 1 to M,
-    is how many keys count in each row, the first ones; None is all of them.
+    is how many keys count in each row, the first ones; None is all of them. k and v may have fewer
+    heads, each for as many of q's that follow one another (grouped-query attention, Ainslie et al.
+    2023, arXiv:2305.13245).
     """
     target = platform()
     if target == "tpu" and not causal and _fits(q, k, heads):
@@ -71,9 +73,10 @@ def plain(
 ) -> jax.Array:
     """Attend by JAX's own function, left to XLA or to cuDNN.
 
-    q [B, N, C], k and v [B, M, C], keys [B] of those that count -> like q.
+    q [B, N, C], k and v [B, M, C] or of fewer heads, keys [B] of those that count -> like q.
     """
-    split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
+    size = q.shape[-1] // heads
+    split = [t.reshape(*t.shape[:2], -1, size) for t in (q, k, v)]
     out = jax.nn.dot_product_attention(  # ty: ignore[no-matching-overload]
         *split, is_causal=causal, key_value_seq_lengths=keys, implementation=implementation
     )
@@ -87,10 +90,11 @@ def chunked(
 
     Scores stay in the cache (decision 0010).
 
-    q [B, N, C], k and v [B, M, C], keys [B] of those that count -> like q.
+    q [B, N, C], k and v [B, M, C] or of fewer heads, keys [B] of those that count -> like q.
     """
     batch, queries, channels = q.shape
     size = channels // heads
+    k, v = (_for_all_queries(x, size, heads) for x in (k, v))
     step = next(n for n in range(min(queries, CHUNK), 0, -1) if queries % n == 0)
     if 2 * step < CHUNK < queries:  # no good divisor: the last chunk is filled up
         step = -(-queries // -(-queries // CHUNK))
@@ -123,6 +127,15 @@ def chunked(
     return out.reshape(batch, heads, queries, size).swapaxes(1, 2).reshape(q.shape)
 
 
+def _for_all_queries(x: jax.Array, size: int, heads: int) -> jax.Array:
+    """Repeat heads of keys or values [B, M, channels], each of `size`, so that each of so many
+    heads of queries has its own: [B, M, heads * size]."""
+    shared = heads * size // x.shape[-1]
+    if shared == 1:
+        return x
+    return jnp.repeat(x.reshape(*x.shape[:2], -1, size), shared, axis=2).reshape(*x.shape[:2], -1)
+
+
 def _numbers(scores: jax.Array) -> jax.Array:
     """Return the number of each score's key: [N, M] -> [N, M] int32."""
     return lax.broadcasted_iota(jnp.int32, scores.shape, 1)
@@ -131,12 +144,13 @@ def _numbers(scores: jax.Array) -> jax.Array:
 def _fits(q: jax.Array, k: jax.Array, heads: int) -> bool:
     """Whether the fused kernel takes these shapes: keys and values must fit in half the VMEM."""
     many = q.shape[1] >= QUERIES
-    return many and _held(k, heads) <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
+    held = _held(k, _lanes(q, heads))
+    return many and held <= pltpu.get_tpu_info().vmem_capacity_bytes // 2
 
 
-def _held(k: jax.Array, heads: int) -> int:
-    """Bytes of the keys and values that the fused kernel holds at a time."""
-    return 2 * sum(_blocks(k.shape[1])) * _lanes(k, heads) * k.dtype.itemsize
+def _held(k: jax.Array, lanes: int) -> int:
+    """Bytes of the keys and values that the fused kernel holds at a time, of so many channels."""
+    return 2 * sum(_blocks(k.shape[1])) * lanes * k.dtype.itemsize
 
 
 def _blocks(keys: int) -> list[int]:
@@ -179,17 +193,21 @@ def fused(
     in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes
     (decision 0001). The gradient is the plain form's, score matrix and all: only drawing is tuned.
 
-    q [B, N, C], k and v [B, M, C], all of one dtype, keys [B] of those that count -> like q.
+    q [B, N, C], k and v [B, M, C] or of fewer heads, all of one dtype, keys [B] of those that count
+    -> like q.
     """
     batch, queries, channels = q.shape
     length, lanes = k.shape[1], _lanes(q, heads)
     size, held = channels // heads, sum(_blocks(length))
+    if lanes > size:  # else each head of queries reads the keys that it shares
+        k, v = (_for_all_queries(x, size, heads) for x in (k, v))
+    shared = channels // k.shape[-1]
     k, v = (jnp.pad(x, ((0, 0), (0, held - length), (0, 0))) for x in (k, v))
     counts = [] if keys is None else [keys]
     rows = pl.BlockSpec((1, QUERIES, lanes), lambda b, g, i: (b, i, g))
     # They change so rarely that a second buffer to load ahead would be wasted.
     everything = pl.BlockSpec(
-        (1, held, lanes), lambda b, g, i: (b, 0, g), pipeline_mode=pl.Buffered(1)
+        (1, held, lanes), lambda b, g, i: (b, 0, g // shared), pipeline_mode=pl.Buffered(1)
     )
     scores = batch * heads * queries * length
     return pl.pallas_call(
@@ -207,7 +225,7 @@ def fused(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
             # XLA's own limit is for the keys and values of few tokens.
-            vmem_limit_bytes=_held(k, heads) + WORKING,
+            vmem_limit_bytes=_held(k, lanes) + WORKING,
         ),
         cost_estimate=pl.CostEstimate(
             flops=4 * scores * size,

@@ -4,6 +4,7 @@
 softmax of attention are always float32.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -100,9 +101,14 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.scale = nnx.Param(jnp.ones(features, dtype))
 
+    @property
+    def multiplier(self) -> Weight:
+        """What normed channels are multiplied by: [C]."""
+        return self.scale[...]
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalize x [..., C] over its last axis; keeps its dtype."""
-        return rms_norm(x, self.eps, self.scale)
+        return rms_norm(x, self.eps, self.multiplier)
 
     def by_head(self, x: jax.Array, heads: int) -> jax.Array:
         """Normalize the channels of each head of x [..., heads * C]; keeps its dtype.
@@ -114,9 +120,22 @@ class RMSNorm(nnx.Module):
         exact = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
         wide = x.astype(jnp.float32)
         factor = lax.rsqrt(exact(jnp.square(wide), of_head) / size + self.eps)
-        return (wide * (exact(factor, of_head.T) * jnp.tile(self.scale[...], heads))).astype(
+        return (wide * (exact(factor, of_head.T) * jnp.tile(self.multiplier, heads))).astype(
             x.dtype
         )
+
+
+class ZeroCentredRMSNorm(RMSNorm):
+    """The same where parameters, float32 in any network, are what is added to 1."""
+
+    def __init__(self, features: int, eps: float = 1e-6, *, dtype, rngs: nnx.Rngs):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.zeros(features, jnp.float32))
+
+    @property
+    def multiplier(self) -> jax.Array:
+        """What normed channels are multiplied by: [C]."""
+        return 1 + self.scale[...]
 
 
 def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
@@ -336,7 +355,8 @@ def timestep_encoding(
 
 
 class TimestepEmbedding(nnx.Module):
-    """Two dense layers on the sinusoids, to which a projected condition may be added."""
+    """Two dense layers on the sinusoids, to which a projected condition may be added, with SiLU or
+    another activation between them."""
 
     def __init__(
         self,
@@ -344,10 +364,12 @@ class TimestepEmbedding(nnx.Module):
         outputs: int,
         condition: int | None = None,
         *,
+        activation: Callable[[jax.Array], jax.Array] = nnx.silu,
         bias: bool = True,
         dtype,
         rngs: nnx.Rngs,
     ):
+        self.activation = activation
         self.linear_1 = linear(inputs, outputs, bias=bias, dtype=dtype, rngs=rngs)
         self.linear_2 = linear(outputs, outputs, bias=bias, dtype=dtype, rngs=rngs)
         if condition is not None:
@@ -357,7 +379,7 @@ class TimestepEmbedding(nnx.Module):
         """x [B, inputs], condition [B, condition] or None -> [B, outputs]."""
         if condition is not None:
             x = x + self.cond_proj(condition)
-        return self.linear_2(nnx.silu(self.linear_1(x)))
+        return self.linear_2(self.activation(self.linear_1(x)))
 
 
 def pack(latents: jax.Array) -> jax.Array:

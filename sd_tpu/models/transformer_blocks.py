@@ -108,14 +108,18 @@ def attend(
     `attention`.
     """
     if by is not None:
-        q, k = (rotate_pairs(each, by, heads, halves=halves) for each in (q, k))
+        shared = q.shape[-1] // k.shape[-1]
+        q = rotate_pairs(q, by, heads, halves=halves)
+        k = rotate_pairs(k, by, heads // shared, halves=halves)
     return attention(q, k, v, heads, keys=keys)
 
 
 class Heads(nnx.Module):
     """Queries of tokens, keys and values of the same or of others, which have as many channels or
-    `context`; queries and keys are normed by head with `norm_eps` unless it is None (Henry et al.
-    2020, arXiv:2010.04245)."""
+    `context`, in as many heads or `key_heads`; queries and keys are normed by head with `norm_eps`
+    unless it is None (Henry et al. 2020, arXiv:2010.04245)."""
+
+    norm: type[RMSNorm] = RMSNorm  # of queries and keys
 
     def __init__(
         self,
@@ -124,17 +128,20 @@ class Heads(nnx.Module):
         norm_eps: float | None,
         *,
         context: int | None = None,
+        key_heads: int | None = None,
         bias: bool = True,
         dtype,
         rngs: nnx.Rngs,
     ):
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
-        self._all_heads = heads
+        self._all_heads, self._all_key_heads = heads, key_heads or heads
+        size = channels // heads
+        keys = size * self._all_key_heads
         self.to_q = linear(channels, channels, bias=bias, **layer)
-        self.to_k = linear(context or channels, channels, bias=bias, **layer)
-        self.to_v = linear(context or channels, channels, bias=bias, **layer)
-        self.norm_q = head_norm(channels // heads, norm_eps, **layer)
-        self.norm_k = head_norm(channels // heads, norm_eps, **layer)
+        self.to_k = linear(context or channels, keys, bias=bias, **layer)
+        self.to_v = linear(context or channels, keys, bias=bias, **layer)
+        self.norm_q = head_norm(size, norm_eps, self.norm, **layer)
+        self.norm_k = head_norm(size, norm_eps, self.norm, **layer)
 
     @property
     def heads(self) -> int:
@@ -145,10 +152,11 @@ class Heads(nnx.Module):
         self, x: jax.Array, context: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """x [B, N, channels], context [B, M, context] (x itself if None) -> q [B, N, channels], k
-        and v [B, M, channels], of the heads on this chip."""
+        and v [B, M, channels], or of the heads of keys, of the heads on this chip."""
         context = x if context is None else context
+        key_heads = self.to_k.share_of(self._all_key_heads)
         q = normed_by_head(self.norm_q, self.to_q(x), self.heads)
-        k = normed_by_head(self.norm_k, self.to_k(context), self.heads)
+        k = normed_by_head(self.norm_k, self.to_k(context), key_heads)
         return q, k, self.to_v(context)
 
 
@@ -162,18 +170,21 @@ class ProjectedHeads(Heads):
         norm_eps: float | None,
         *,
         context: int | None = None,
+        key_heads: int | None = None,
         bias: bool = True,
         dtype,
         rngs: nnx.Rngs,
     ):
         layer: dict[str, Any] = dict(bias=bias, dtype=dtype, rngs=rngs)
-        super().__init__(channels, heads, norm_eps, context=context, **layer)
+        super().__init__(channels, heads, norm_eps, context=context, key_heads=key_heads, **layer)
         self.to_out = nnx.List([linear(channels, channels, **layer)])
 
 
-def head_norm(size: int, eps: float | None, **layer: Any) -> RMSNorm | None:
+def head_norm(
+    size: int, eps: float | None, norm: type[RMSNorm] = RMSNorm, **layer: Any
+) -> RMSNorm | None:
     """Return a norm of heads of `size` channels, or None if eps is."""
-    return None if eps is None else RMSNorm(size, eps, **layer)
+    return None if eps is None else norm(size, eps, **layer)
 
 
 def normed_by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:

@@ -7,7 +7,7 @@ the model and where each step leads.
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -173,6 +173,16 @@ class FlowSchedule:
     def shifted(self, sigma: Any) -> Any:
         """Return sigmas shifted."""
         return self.shift * sigma / (1 + (self.shift - 1) * sigma)
+
+    def for_tokens(self, tokens: int) -> Self:
+        """Return the schedule of a picture of so many tokens, in which the logarithm of the shift
+        is linear."""
+        config = self.config
+        slope = (config.max_shift - config.base_shift) / (
+            config.max_image_seq_len - config.base_image_seq_len
+        )
+        mu = config.base_shift + slope * (tokens - config.base_image_seq_len)
+        return replace(self, shift=math.exp(mu))
 
     def level(self, sigma: float, t: float) -> Level:
         """Return the level of a sigma, where the model is told the timestep t."""

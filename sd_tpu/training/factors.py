@@ -24,6 +24,7 @@ from sd_tpu.models import (
     cosmos_transformer,
     flux2_transformer,
     flux_transformer,
+    krea2_transformer,
     unet,
     z_image_transformer,
 )
@@ -36,10 +37,10 @@ from sd_tpu.models.transformer_blocks import JointTransformerBlock
 # among them those of FLUX.2 klein that hold a feed-forward layer too.
 ATTENTION = re.compile(
     r".*\b(attn\d?|attention|self_attn)\."
-    r"(to_[qkv]|to_out(\.0)?|add_[qkv]_proj|to_add_out|to_qkv_mlp_proj|[qkv]_proj|out_proj)"
+    r"(to_[qkv]|to_gate|to_out(\.0)?|add_[qkv]_proj|to_add_out|to_qkv_mlp_proj|[qkv]_proj|out_proj)"
 )
 FEED_FORWARD = re.compile(
-    r".*\b((ff|ff_context)\.(net\.(0\.proj|2)|linear_(in|out))|feed_forward\.w[123]|mlp\.fc[12]"
+    r".*\b((ff|ff_context)\.(net\.(0\.proj|2)|linear_(in|out)|gate|up|down)|feed_forward\.w[123]|mlp\.fc[12]"
     r"|single_transformer_blocks\.\d+\.proj_(mlp|out))"
 )
 BLOCKS = (
@@ -51,6 +52,8 @@ BLOCKS = (
     flux2_transformer.SingleBlock,
     z_image_transformer.Block,
     cosmos_transformer.Block,
+    krea2_transformer.Block,
+    krea2_transformer.TextBlock,
     EncoderLayer,
 )
 

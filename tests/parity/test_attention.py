@@ -162,6 +162,22 @@ def test_attention_on_a_cpu_takes_counts(tokens, chunks):
     assert relative(way(*operands), exact(*operands, counts)) <= 1e-6
 
 
+@pytest.mark.parametrize("size", [128, 40], ids=["heads apart", "heads together"])
+@pytest.mark.parametrize("kernel", [True, False], ids=["fused", "chunked"])
+def test_heads_of_queries_may_share_keys_and_values(kernel, size):
+    counts = [600, 33]
+    q, k, v = counted(256, 600, size, counts)
+    few = [x[..., : HEADS // 2 * size] for x in (k, v)]
+    whole = [np.repeat(x.reshape(2, 600, -1, size), 2, axis=2).reshape(k.shape) for x in few]
+    if kernel:
+        ours = fused(q, *few, HEADS, jnp.float32, True, np.array(counts, np.int32))
+    else:
+        ours = chunked(q, *few, HEADS, np.array(counts))
+    assert relative(ours, exact(q, *whole, counts)) <= 1e-5
+    ours = plain(q, *few, HEADS, keys=np.array(counts))
+    assert relative(ours, exact(q, *whole, counts)) <= 1e-5
+
+
 def test_chunks_of_bfloat16_sum_in_float32():
     """In bfloat16 no number is between 256 and 258: the sum of a thousand ones would be 256."""
     q = k = np.zeros((1, 1024, 16), jnp.bfloat16)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from benchmarks.report import count_compilations
 from sd_tpu.families.checkpoint import Checkpoint
-from sd_tpu.families.flux2_klein import TAKEN, Flux2Klein
+from sd_tpu.families.flux2_klein import Flux2Klein
 from sd_tpu.pictures.inputs import Input, edited_pixels
 from sd_tpu.request import Request
 from sd_tpu.runtime.programs import ImageEncoder
@@ -267,4 +267,4 @@ class TestFlux2(TransformerPictureTests, QwenTests):
 
 def test_the_layers_whose_states_are_the_text_are_those_of_the_pipeline():
     taken = inspect.signature(Flux2KleinPipeline.__call__).parameters["text_encoder_out_layers"]
-    assert taken.default == TAKEN
+    assert taken.default == Flux2Klein.taken

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from sd_tpu.checkpoint import adapters, weights
 from sd_tpu.checkpoint.config import CheckpointError
-from tests.support import anima, flux, flux2, sd3, z_image
+from tests.support import anima, flux, flux2, krea2, sd3, z_image
 
 JOINT, SINGLE = "transformer_blocks.0", "single_transformer_blocks.1"
 FLUX_JOINT = {
@@ -84,6 +84,20 @@ LAYERS = {
         "final_layer.linear": ["proj_out"],
         "final_layer.adaln_modulation.1": ["norm_out.linear_1"],
     },
+    "Krea 2": {
+        "blocks.0.attn.wq": [f"{JOINT}.attn.to_q"],
+        "blocks.1.attn.gate": ["transformer_blocks.1.attn.to_gate"],
+        "blocks.0.attn.wo": [f"{JOINT}.attn.to_out.0"],
+        "blocks.0.mlp.gate": [f"{JOINT}.ff.gate"],
+        "txtfusion.layerwise_blocks.0.attn.wk": ["text_fusion.layerwise_blocks.0.attn.to_k"],
+        "txtfusion.refiner_blocks.0.mlp.down": ["text_fusion.refiner_blocks.0.ff.down"],
+        "txtfusion.projector": ["text_fusion.projector"],
+        "first": ["img_in"],
+        "last.linear": ["final_layer.linear"],
+        "tmlp.2": ["time_embed.linear_2"],
+        "tproj.1": ["time_mod_proj"],
+        "txtmlp.3": ["txt_in.linear_2"],
+    },
 }
 SWAPPED = ("final_layer.adaLN_modulation.1", "joint_blocks.1.context_block.adaLN_modulation.1")
 
@@ -97,6 +111,7 @@ def pipelines(tmp_path_factory) -> dict:
         "FLUX.2 klein": flux2.make_pipeline(folder / "klein", distilled=True),
         "Z-Image": z_image.make_pipeline(folder / "z"),
         "Anima": anima.make_pipeline(folder / "anima"),
+        "Krea 2": krea2.make_pipeline(folder / "krea2"),
     }
 
 
@@ -197,6 +212,8 @@ def fused_by_diffusers(pipeline, file: Path) -> dict[str, torch.Tensor]:
 
 
 def _options(pipeline) -> dict:
+    if "Krea2" in type(pipeline).__name__:
+        return {"text_encoder_select_layers": pipeline.text_encoder_select_layers}
     return {"is_distilled": True} if "Klein" in type(pipeline).__name__ else {}
 
 
@@ -209,6 +226,7 @@ def _options(pipeline) -> dict:
         ("FLUX.2 klein", "kohya's", ("final_layer.adaLN_modulation.1", "single_stream_modu")),
         ("FLUX.2 klein", "ComfyUI's", ("final_layer.adaLN_modulation.1",)),
         ("Z-Image", "ComfyUI's", ("qkv", "x_embedder", "final_layer", "out")),
+        ("Krea 2", "ComfyUI's", ("nothing",)),
     ],
 )
 def test_the_weights_are_those_that_diffusers_fuses(pipelines, tmp_path, model, spelling, unknown):

@@ -14,6 +14,7 @@ import torch
 from diffusers.loaders.single_file_utils import (
     convert_cosmos_transformer_checkpoint_to_diffusers,
     convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_krea2_transformer_checkpoint_to_diffusers,
     convert_wan_vae_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
@@ -26,11 +27,12 @@ from sd_tpu.checkpoint.original import wan_vae_names
 from sd_tpu.cli.flags import add_model_flags, model_options
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.serving.client import open_models
-from tests.support import anima, flux, flux2, refusals, z_image
+from tests.support import anima, flux, flux2, krea2, refusals, z_image
 from tests.support.originals import (
     FLUX2,
     original_anima,
     original_flux,
+    original_krea2,
     original_wan_vae,
     original_z_image,
 )
@@ -45,6 +47,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "Z-Image-Turbo": dict(file="z_image_turbo_bf16", texts=("qwen_3_4b",), vae="ae"),
     "Z-Image": dict(file="z_image_bf16", texts=("qwen_3_4b",), vae="ae"),
     "Anima": dict(file="anima_base", texts=("qwen_3_06b_base",), vae="qwen_image_vae"),
+    "Krea 2": dict(file="krea2_raw_bf16", texts=("qwen3vl_4b_bf16",), vae="qwen_image_vae"),
+    "Krea 2 Turbo": dict(file="krea2_turbo", texts=("qwen3vl_4b_bf16",), vae="qwen_image_vae"),
 }
 PARTS = ("text_encoder", "text_encoder_2")
 
@@ -56,6 +60,8 @@ def made(model: str, words: Path):
         return flux2.make_pipeline(words, distilled=not model.endswith("base"))
     if model == "Anima":
         return anima.make_pipeline(words)
+    if model.startswith("Krea"):
+        return krea2.make_pipeline(words, distilled=model.endswith("Turbo"))
     return z_image.make_pipeline(words, shift=3.0 if "Turbo" in model else 6.0)
 
 
@@ -67,6 +73,8 @@ def transformer(model: str, pipeline) -> dict[str, torch.Tensor]:
         return original_flux(state, FLUX2)
     if model == "Anima":
         return original_anima(state, pipeline.text_conditioner.state_dict())
+    if model.startswith("Krea"):
+        return original_krea2(state)
     return original_z_image(state)
 
 
@@ -159,6 +167,8 @@ def test_the_files_of_transformers_are_those_that_diffusers_reads(model, pipelin
         tensors = {
             name: each for name, each in tensors.items() if not name.startswith("llm_adapter.")
         }
+    elif model.startswith("Krea"):
+        convert = convert_krea2_transformer_checkpoint_to_diffusers
     elif model.startswith("FLUX.2"):
         convert = convert_flux2_transformer_checkpoint_to_diffusers
     else:
@@ -197,7 +207,7 @@ def test_names_of_a_transformer_alone_may_begin_as_nvidias(tmp_path, tmp_path_fa
 def test_one_file_may_hold_all_parts(model, pipeline, file, tmp_path):
     """ComfyUI saves a whole checkpoint so."""
     prefixes = {"clip_l": "clip_l", "t5xxl_fp16": "t5xxl", "qwen_3_4b": "qwen3_4b"}
-    prefixes["qwen_3_06b_base"] = "qwen3_06b"
+    prefixes |= {"qwen_3_06b_base": "qwen3_06b", "qwen3vl_4b_bf16": "qwen3vl_4b"}
     home, tensors = file.parents[1], load_file(file)
     tensors = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
     for each in home.rglob("*.safetensors"):
@@ -250,7 +260,7 @@ def test_parts_that_are_named_have_to_be_all_and_no_more(copied, tmp_path):
     for told, named in cases.items():
         with pytest.raises(CheckpointError, match=told):
             Checkpoint.open(copy, parts=named)
-    with pytest.raises(CheckpointError, match="is not the transformer of FLUX, Z-Image or Anima"):
+    with pytest.raises(CheckpointError, match="is not the transformer of FLUX, Z-Image, Anima"):
         Checkpoint.open(vae, parts=[clip])
     with pytest.raises(CheckpointError, match="is no single file"):
         Checkpoint.open(BUNDLED_MODEL, parts=[clip])

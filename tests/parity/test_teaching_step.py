@@ -17,7 +17,7 @@ from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.sampling.schedule import read_schedule
 from sd_tpu.training.factors import FEED_FORWARD, Adaptation
 from sd_tpu.training.losses import loss
-from tests.support import anima, flux, flux2, sd3, tiny, z_image
+from tests.support import anima, flux, flux2, krea2, sd3, tiny, z_image
 
 RANK, BATCH, SIDE = 4, 2, 64
 
@@ -71,6 +71,22 @@ def of_anima(network, x, t, cond):
     return network(x[:, :, None], t / 1000, cond["text"], padding_mask=mask).sample[:, :, 0]
 
 
+def of_krea2(network, x, t, cond):
+    pipeline, text = SimpleNamespace(patch_size=2, vae_scale_factor=8), cond["text"]
+    height, width = x.shape[2:]
+    out = network(
+        hidden_states=diffusers.Krea2Pipeline._pack_latents(pipeline, x, *x.shape),
+        encoder_hidden_states=text.unflatten(2, (network.config.num_text_layers, -1)),
+        timestep=t / 1000,
+        position_ids=diffusers.Krea2Pipeline.prepare_position_ids(
+            text.shape[1], height // 2, width // 2, "cpu"
+        ),
+        encoder_attention_mask=torch.arange(text.shape[1]) < cond["lengths"][:, None],
+    ).sample
+    size = 8 * height, 8 * width
+    return diffusers.Krea2Pipeline._unpack_latents(pipeline, out, *size)[:, :, 0]
+
+
 def with_unet(layout: str) -> diffusers.DiffusionPipeline:
     """Return a tiny pipeline whose UNet's signals keep their size, so that gradients do."""
     pipeline = tiny.make_pipeline(layout, **tiny.SHALLOW[layout])
@@ -91,6 +107,7 @@ CASES: dict[str, tuple[Callable, Callable]] = {
     "klein": (lambda folder: flux2.make_pipeline(folder, distilled=False), of_klein),
     "FLUX.1": (lambda folder: flux.make_pipeline(folder, dev=True), of_flux),
     "Anima": (anima.make_pipeline, of_anima),
+    "Krea 2": (krea2.make_pipeline, of_krea2),
 }
 
 

@@ -9,7 +9,7 @@ import diffusers
 import torch
 import transformers
 
-from sd_tpu.families import flux2_klein
+from sd_tpu.families.flux2_klein import Flux2Klein
 from tests.support.qwen import make_config, make_tokenizer
 from tests.support.tiny import stir
 
@@ -23,7 +23,7 @@ def few_layers() -> Iterator[None]:
 
     diffusers is to be told, as `text_encoder_out_layers`.
     """
-    with mock.patch.object(flux2_klein, "TAKEN", FEW):
+    with mock.patch.object(Flux2Klein, "taken", FEW):
         yield
 
 
@@ -53,7 +53,7 @@ def make_pipeline(folder: Path, *, distilled: bool, heads: int = 3) -> diffusers
             make_config(
                 TEXT,
                 intermediate_size=24,
-                num_hidden_layers=flux2_klein.TAKEN[-1] + 2,  # more than are read
+                num_hidden_layers=Flux2Klein.taken[-1] + 2,  # more than are read
                 num_attention_heads=2,
                 num_key_value_heads=1,
                 head_dim=8,

@@ -161,6 +161,40 @@ def original_anima(
     }
 
 
+KREA2 = {
+    r"^img_in\.": "first.",
+    r"^time_embed\.linear_1\.": "tmlp.0.",
+    r"^time_embed\.linear_2\.": "tmlp.2.",
+    r"^time_mod_proj\.": "tproj.1.",
+    r"^txt_in\.norm\.weight": "txtmlp.0.scale",
+    r"^txt_in\.linear_1\.": "txtmlp.1.",
+    r"^txt_in\.linear_2\.": "txtmlp.3.",
+    r"^text_fusion\.": "txtfusion.",
+    r"^transformer_blocks\.": "blocks.",
+    r"^final_layer\.scale_shift_table": "last.modulation.lin",
+    r"^final_layer\.norm\.weight": "last.norm.scale",
+    r"^final_layer\.": "last.",
+    r"\.scale_shift_table": ".mod.lin",
+    r"\.norm1\.weight": ".prenorm.scale",
+    r"\.norm2\.weight": ".postnorm.scale",
+    r"\.norm_([qk])\.weight": r".qknorm.\1norm.scale",
+    r"\.to_out\.0\.": ".wo.",
+    r"\.to_gate\.": ".gate.",
+    r"\.to_([qkv])\.": r".w\1.",
+    r"\.ff\.": ".mlp.",
+}
+
+
+def original_krea2(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of Krea 2's transformer as its own code names them."""
+    result = {}
+    for name, tensor in state.items():
+        for ours, theirs in KREA2.items():
+            name = re.sub(ours, theirs, name)
+        result[name] = (tensor.flatten() if name.endswith(".mod.lin") else tensor).contiguous()
+    return result
+
+
 WAN = {
     "norm1.": "residual.0.",
     "conv1.": "residual.2.",

@@ -21,8 +21,9 @@ def make_config(width: int, **values) -> transformers.Qwen3Config:
     return transformers.Qwen3Config(hidden_size=width, **{**tiny, **values})
 
 
-def make_tokenizer(folder: Path) -> transformers.Qwen2TokenizerFast:
-    """Write the tokenizer into a folder, and read it as transformers does."""
+def make_tokenizer(folder: Path, *more: str) -> transformers.Qwen2TokenizerFast:
+    """Write the tokenizer into a folder, with more words of one token if any, and read it as
+    transformers does."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,6 +31,7 @@ def make_tokenizer(folder: Path) -> transformers.Qwen2TokenizerFast:
     words.add_special_tokens(
         [AddedToken(each, special=True) for each in ("<|endoftext|>", START, END)]
     )
+    words.add_tokens([AddedToken(each, normalized=False) for each in more])
     QwenTokenizer(words).save(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE

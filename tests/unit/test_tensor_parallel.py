@@ -16,6 +16,7 @@ from sd_tpu.checkpoint.config import (
     CosmosTransformerConfig,
     Flux2TransformerConfig,
     FluxTransformerConfig,
+    Krea2TransformerConfig,
     Qwen3Config,
     SD3TransformerConfig,
     T5Config,
@@ -26,6 +27,7 @@ from sd_tpu.models import (
     CosmosTransformer3DModel,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
+    Krea2Transformer2DModel,
     Qwen3Model,
     SD3Transformer2DModel,
     T5EncoderModel,
@@ -133,6 +135,28 @@ NETWORKS = {
         lambda network: network(LATENTS, TIME / 1000, WORDS),
         3,
     ),
+    "Krea 2": (
+        Krea2Transformer2DModel,
+        Krea2TransformerConfig(
+            in_channels=32,
+            num_layers=1,
+            attention_head_dim=SIZE,
+            num_attention_heads=HEADS,
+            num_key_value_heads=4,
+            intermediate_size=32,
+            timestep_embed_dim=16,
+            text_hidden_dim=8,
+            num_text_layers=3,
+            text_num_attention_heads=4,
+            text_num_key_value_heads=4,
+            text_intermediate_size=16,
+            num_layerwise_text_blocks=1,
+            num_refiner_text_blocks=1,
+            axes_dims_rope=(2, 2, 4),
+        ),
+        lambda network: network(LATENTS, TIME / 1000, WORDS, jnp.array([20])),
+        3 * 2,
+    ),
     "Qwen3": (
         Qwen3Model,
         Qwen3Config(
@@ -165,8 +189,15 @@ NETWORKS = {
 
 
 COMPILES = pytest.mark.slow("compiles networks over several chips")
-DENOISERS = ["SD 3", "FLUX.1", "FLUX.2", "Z-Image", "Cosmos"]  # beside factors on four chips
-ON_TWO = ["FLUX.1", "FLUX.2", "Z-Image", "Qwen3", "T5"]  # each with several heads
+DENOISERS = [
+    "SD 3",
+    "FLUX.1",
+    "FLUX.2",
+    "Z-Image",
+    "Cosmos",
+    "Krea 2",
+]  # beside factors on four chips
+ON_TWO = ["FLUX.1", "FLUX.2", "Z-Image", "Krea 2", "Qwen3", "T5"]  # each with several heads
 ON_EIGHT = ["SD 3", "Cosmos", "Qwen3", "T5"]  # each with one
 SHARED = [*((name, 2) for name in ON_TWO), *((name, 8) for name in ON_EIGHT)]
 
