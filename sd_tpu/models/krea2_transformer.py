@@ -132,14 +132,20 @@ class TextFusion(nnx.Module):
     def __call__(self, text: jax.Array, keys: jax.Array) -> jax.Array:
         """text [B, T, layers * text_hidden_dim], keys [B] of the tokens to attend to -> [B, T,
         text_hidden_dim]."""
-        batch, count, channels = text.shape
+        batch, count, _ = text.shape
         # An axis of pictures stays in front for layers that tell them apart.
         states = text.reshape(batch, count * self.layers, -1)
         for block in self.layerwise_blocks:
             states = block(states, together=self.layers)
-        states = states.reshape(batch, count, self.layers, -1).swapaxes(2, 3)
-        words = self.projector(states.reshape(batch, -1, self.layers))
-        words = words.reshape(batch, count, channels // self.layers)
+        # What the projector makes of the identity are its weights, with each picture's factors:
+        # these, applied to the states, would make numbers as many as the states for every rank.
+        each = jnp.broadcast_to(jnp.eye(self.layers, dtype=text.dtype), (batch, *[self.layers] * 2))
+        words = jnp.einsum(
+            "btld,bl->btd",
+            states.reshape(batch, count, self.layers, -1),
+            self.projector(each)[..., 0],
+            preferred_element_type=jnp.float32,
+        ).astype(text.dtype)
         for block in self.refiner_blocks:
             words = block(words, keys=keys)
         return words

@@ -46,7 +46,8 @@ def test_a_checkpoint_of_no_family_is_refused_by_what_it_is_with_those_that_are_
     assert name is None or name in str(refused.value)
     assert str(refused.value).endswith(
         "those for StableDiffusionPipeline, StableDiffusionXLPipeline, StableDiffusion3Pipeline, "
-        "ZImagePipeline, FluxPipeline, Flux2KleinPipeline and AnimaModularPipeline are supported."
+        "ZImagePipeline, FluxPipeline, Flux2KleinPipeline, AnimaModularPipeline and Krea2Pipeline "
+        "are supported."
     )
 
 

@@ -157,6 +157,7 @@ def test_a_file_that_is_not_whole_says_what_it_lacks(file, prefix, lacks):
         ("model.diffusion_model.single_stream_modulation.lin.weight", "FLUX.2 klein"),
         ("cap_pad_token", "Z-Image"),
         ("net.llm_adapter.embed.weight", "Anima"),
+        ("txtfusion.projector.weight", "Krea 2"),
     ],
 )
 def test_a_transformer_alone_is_refused_with_where_it_may_lie(tmp_path, name, model):
@@ -183,7 +184,7 @@ def test_a_file_without_t5s_tokenizer_takes_its_own_which_a_tiny_t5_has_not(file
 def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path, name, told):
     message = refusal_of(tmp_path, name)
     assert f"holds {told}" in message
-    assert "FLUX.2 klein, Z-Image and Anima in their original" in message
+    assert "FLUX.2 klein, Z-Image, Anima and Krea 2 in their original" in message
 
 
 @pytest.mark.parametrize(
