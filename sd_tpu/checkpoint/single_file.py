@@ -555,6 +555,7 @@ def _krea2_config(_: Layout, shapes: Shapes) -> Config:
 
     head, heads, keys, inside = attention(shapes, "blocks.0")
     _, text_heads, text_keys, text_inside = attention(text, "layerwise_blocks.0")
+    side = head * 3 // 16 * 2
     return dict(
         _class_name="Krea2Transformer2DModel",
         in_channels=shapes["first.weight"][1],
@@ -571,7 +572,7 @@ def _krea2_config(_: Layout, shapes: Shapes) -> Config:
         text_intermediate_size=text_inside,
         num_layerwise_text_blocks=_count(text, "layerwise_blocks."),
         num_refiner_text_blocks=_count(text, "refiner_blocks."),
-        axes_dims_rope=[head // 4, 3 * head // 8, 3 * head // 8],
+        axes_dims_rope=[head - 2 * side, side, side],
     )
 
 

@@ -7,17 +7,17 @@ import jax
 import numpy as np
 import pytest
 import torch
-import transformers
 from diffusers import Krea2Pipeline
+from diffusers.pipelines.krea2.pipeline_krea2 import calculate_shift
 
 from sd_tpu.checkpoint.config import CheckpointError, Qwen3Config
+from sd_tpu.checkpoint.layouts import KREA2, named
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.krea2 import Krea2
 from sd_tpu.families.qwen_tokenizer import QwenTokenizer
 from tests.support import krea2
-from tests.support.kinds import once
+from tests.support.parity import assert_agrees
 from tests.support.pictures import assert_alike
-from tests.support.prompts import PROMPTS as MANY_PROMPTS
 from tests.support.transformer_pictures import HEIGHT, WIDTH, Kind, TransformerPictureTests
 
 PUBLISHED = Krea2.taken
@@ -31,11 +31,7 @@ def few_layers():
 
 class TestKrea2(TransformerPictureTests):
     family = Krea2
-    # The distilled model's program is that of the other without guidance.
-    kinds = {
-        "base": Kind(dict(distilled=False), 28, 4.5, 0.25),
-        "distilled": Kind(dict(distilled=True), 8, 0.0, 0.25),
-    }
+    kinds = {"base": Kind(dict(), 28, 4.5, 0.25)}
     prompts = ["a cat", "a red fox (with [brackets] and 1:1.5) and Häuser, 猫, 🦊"]
     asked = dict(seed=3, steps=4, guidance=2.0, negative_prompt="fog")
     size = 512, 512
@@ -84,52 +80,78 @@ class TestKrea2(TransformerPictureTests):
         ).images
         return np.round(images[0] * 255).astype(int)
 
-    @once
-    @pytest.mark.slow("compiles for another size")
-    def test_a_square_picture_is_that_of_pytorch(self, reference, engine):
-        """Whose sigmas are shifted otherwise."""
-        ours = self.drawn(engine, height=WIDTH, width=WIDTH)
-        assert_alike(ours[0], self.theirs(reference, engine, height=WIDTH))
+    @pytest.mark.slow("compiles for another size, without guidance")
+    def test_a_square_picture_of_a_distilled_model_is_that_of_pytorch(
+        self, reference, engine, monkeypatch
+    ):
+        """Whose sigmas are its own. Its networks are those of the other."""
+        configs = engine.checkpoint.configs
+        index = {**configs["model_index"], "is_distilled": True}
+        defaults = {"steps": 8, "guidance": 0.0, "larger_strength": 0.25}
+        assert Krea2.defaults({"model_index": index}) == defaults
+        distilled, _ = Krea2.build({**configs, "model_index": index}, np.float32)
+        monkeypatch.setattr(Krea2, "schedule_of", distilled.schedule_of)
+        reference.register_to_config(is_distilled=True)
+        try:
+            expected = self.theirs(reference, engine, height=WIDTH, guidance_scale=0.0)
+        finally:
+            reference.register_to_config(is_distilled=False)
+        assert_alike(self.drawn(engine, height=WIDTH, width=WIDTH, guidance=0.0)[0], expected)
 
-    @once
-    @pytest.mark.slow("compiles the longer bucket")
-    def test_a_long_prompt_is_cut_before_the_end_of_its_turn(self, reference, engine):
-        prompt = " ".join(200 * ["a fox"])
-        ours = self.drawn(engine, prompts=[prompt])
-        assert_alike(ours[0], self.theirs(reference, engine, prompt=prompt))
-        count = engine.count(prompt)
-        assert (count.tokens, count.limit) == (len(prompt) + 5, 512)
-        assert prompt.endswith(count.lost) and len(count.lost) == len(prompt) + 5 - 512
+    def test_what_a_long_prompt_becomes_is_that_of_pytorch(self, reference, engine):
+        """It is cut before the end of its turn; what fills up the other is in another place."""
+        checkpoint, texts = engine.checkpoint, ["fog", " ".join(200 * ["a fox"])]
+        inputs = checkpoint.prompt_inputs(texts[1], texts[0])
+        encode = checkpoint.model.for_inputs(inputs).encode_text
+        found = jax.jit(encode)(checkpoint.texts.load(), inputs)
+        states, mask = reference.encode_prompt(texts)
+        lengths = [sum(row).item() for row in mask]
+        assert found["lengths"].tolist() == lengths == [8, 512]
+        for number, length in enumerate(lengths):
+            theirs = states[number, mask[number]].flatten(1).detach()
+            assert_agrees(f"Krea 2's text, {length}", found["text"][number, :length], theirs)
+        count = engine.count(texts[1])
+        assert (count.tokens, count.limit) == (len(texts[1]) + 5, 512)
+        assert texts[1].endswith(count.lost) and len(count.lost) == len(texts[1]) + 5 - 512
         assert engine.count("a fox").lost == ""
 
-    @once
+    def test_sigmas_are_shifted_by_the_size_as_by_pytorch(self, reference, engine):
+        checkpoint, scheduler = engine.checkpoint, reference.scheduler
+        config = scheduler.config
+        sizes = config.base_image_seq_len, config.max_image_seq_len
+        for side in (64, 512, 1024):
+            ours = checkpoint.model.schedule_of(checkpoint.schedule, side, 2 * side, 4)
+            tokens = 2 * side**2 // checkpoint.model.size_unit**2
+            mu = calculate_shift(tokens, *sizes, config.base_shift, config.max_shift)
+            scheduler.set_timesteps(sigmas=[1.0, 0.75, 0.5, 0.25], mu=mu)
+            found = ours.shifted(np.array([1.0, 0.75, 0.5, 0.25]))
+            np.testing.assert_allclose(found, scheduler.sigmas[:-1], rtol=1e-6)
+
     def test_layers_that_nothing_depends_on_are_not_read(self, folder, engine):
         text = Checkpoint.open(folder / "model").parameters.shapes["text_encoder"]
         assert len(text["layers"]) == krea2.FEW[-1] and text.keys() == {"embed_tokens", "layers"}
 
-    @once
-    def test_ids_are_those_of_the_pipeline_but_for_what_fills_them_up(self, reference, tmp_path):
-        """By Qwen's own tokenizer, which is carried."""
-        ours, template = QwenTokenizer.from_folder(tmp_path), Krea2.template
-        ours.save(tmp_path)
-        file = str(tmp_path / "tokenizer.json")
+    def test_ids_are_those_of_the_pipeline_but_for_what_fills_them_up(self, reference, engine):
         told, states = {}, SimpleNamespace(hidden_states=5 * [torch.zeros(1, 50, 2)])
         asked = SimpleNamespace(
-            tokenizer=transformers.PreTrainedTokenizerFast(
-                tokenizer_file=file, pad_token="<|endoftext|>"
-            ),
+            tokenizer=reference.tokenizer,
             text_encoder=lambda **values: told.update(values) or states,
             text_encoder_select_layers=krea2.FEW,
             **{name: value for name, value in vars(reference).items() if "template" in name},
         )
-        prompts = MANY_PROMPTS[::3]
+        prompts = [*self.prompts, "", " two\nlines ", "<|im_end|>", "a " * 300]
         Krea2Pipeline.get_text_hidden_states(asked, prompts, 512, "cpu")
-        most = template.dropped + 512
-        for prompt, ids, mask in zip(
-            prompts, told["input_ids"], told["attention_mask"], strict=True
-        ):
-            assert ours.cut(ours.turn(prompt, template), most, template) == ids[mask].tolist()
-        assert len(ours.turn("", template._replace(after=""))) == template.dropped
+        rows = zip(prompts, told["input_ids"], told["attention_mask"], strict=True)
+        for prompt, ids, mask in rows:
+            inputs = engine.checkpoint.prompt_inputs(prompt, "fog")
+            assert inputs["ids"][1, : inputs["lengths"][1]].tolist() == ids[mask].tolist()
+
+
+def test_as_many_of_qwens_own_tokens_are_before_a_prompt_as_are_dropped(tmp_path):
+    words, template = QwenTokenizer.from_folder(tmp_path), Krea2.template
+    alone = template._replace(after="")
+    assert len(words.turn("", alone)) == template.dropped == 34
+    assert len(words.turn("", template)) == 34 + 5
 
 
 def test_the_layers_whose_states_are_the_text_are_those_of_the_pipeline():
@@ -150,3 +172,11 @@ def test_the_language_model_of_one_that_sees_is_read_as_any_transformers_wrote_i
     with pytest.raises(CheckpointError, match="rope_type='yarn' is not supported"):
         changed = {**text, "rope_scaling": {"rope_type": "yarn"}, "rope_parameters": None}
         Qwen3Config.from_dict({"text_config": changed})
+
+
+@pytest.mark.parametrize(
+    "stem, distilled",
+    [("krea2_turbo_fp8_scaled", True), ("Krea-2-Raw", False), ("krea2_base_bf16", False)],
+)
+def test_the_name_of_a_file_tells_whether_it_is_distilled(stem, distilled):
+    assert named(KREA2, stem)["model_index"]["is_distilled"] == distilled

@@ -48,7 +48,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "Z-Image": dict(file="z_image_bf16", texts=("qwen_3_4b",), vae="ae"),
     "Anima": dict(file="anima_base", texts=("qwen_3_06b_base",), vae="qwen_image_vae"),
     "Krea 2": dict(file="krea2_raw_bf16", texts=("qwen3vl_4b_bf16",), vae="qwen_image_vae"),
-    "Krea 2 Turbo": dict(file="krea2_turbo", texts=("qwen3vl_4b_bf16",), vae="qwen_image_vae"),
 }
 PARTS = ("text_encoder", "text_encoder_2")
 
@@ -60,8 +59,8 @@ def made(model: str, words: Path):
         return flux2.make_pipeline(words, distilled=not model.endswith("base"))
     if model == "Anima":
         return anima.make_pipeline(words)
-    if model.startswith("Krea"):
-        return krea2.make_pipeline(words, distilled=model.endswith("Turbo"))
+    if model == "Krea 2":
+        return krea2.make_pipeline(words)
     return z_image.make_pipeline(words, shift=3.0 if "Turbo" in model else 6.0)
 
 
@@ -73,7 +72,7 @@ def transformer(model: str, pipeline) -> dict[str, torch.Tensor]:
         return original_flux(state, FLUX2)
     if model == "Anima":
         return original_anima(state, pipeline.text_conditioner.state_dict())
-    if model.startswith("Krea"):
+    if model == "Krea 2":
         return original_krea2(state)
     return original_z_image(state)
 
@@ -167,7 +166,7 @@ def test_the_files_of_transformers_are_those_that_diffusers_reads(model, pipelin
         tensors = {
             name: each for name, each in tensors.items() if not name.startswith("llm_adapter.")
         }
-    elif model.startswith("Krea"):
+    elif model == "Krea 2":
         convert = convert_krea2_transformer_checkpoint_to_diffusers
     elif model.startswith("FLUX.2"):
         convert = convert_flux2_transformer_checkpoint_to_diffusers

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError, Qwen3Config
 from sd_tpu.families.checkpoint import Checkpoint
-from sd_tpu.families.qwen_tokenizer import QwenTokenizer
+from sd_tpu.families.qwen_tokenizer import ANSWERS, THINKS, QwenTokenizer
 from sd_tpu.families.z_image import ZImage
 from sd_tpu.models import Qwen3Model
 from sd_tpu.settings import RequestError
@@ -123,11 +123,11 @@ def test_the_base_of_positions_is_read_as_any_transformers_wrote_it():
 
 def test_without_a_tokenizer_json_it_is_qwens_own(tmp_path):
     ours = QwenTokenizer.from_folder(tmp_path)
-    assert ours.turn("", thinking=True) == [151644, 872, 198, 151645, 198, 151644, 77091, 198]
+    assert ours.turn("", THINKS) == [151644, 872, 198, 151645, 198, 151644, 77091, 198]
     ours.save(tmp_path)
     saved = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for prompt in MANY_PROMPTS:
-        turn = ours.turn(prompt, thinking=False)
+        turn = ours.turn(prompt, ANSWERS)
         text = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
         assert turn == saved(f"{text}<think>\n\n</think>\n\n").input_ids
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from benchmarks.report import count_compilations
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.families.qwen_tokenizer import THINKS
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import FLOW_SAMPLERS
@@ -352,16 +353,16 @@ class QwenTests:
 
     @once
     def test_ids_are_those_of_the_chat_template(self, reference, engine):
-        tokenizer, thinking = engine.checkpoint.tokenizers["tokenizer"], self.family.thinking
+        tokenizer, template = engine.checkpoint.tokenizers["tokenizer"], self.family.template
         for prompt in (*self.prompts, "", "two\nlines", "<|im_end|>"):
             text = reference.tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}],
                 tokenize=False,
                 add_generation_prompt=True,
-                enable_thinking=thinking,
+                enable_thinking=template == THINKS,
             )
             ids = reference.tokenizer(text).input_ids
-            assert tokenizer.turn(prompt, thinking=thinking) == ids
+            assert tokenizer.turn(prompt, template) == ids
 
     @once
     def test_nothing_is_drawn_between_two_prompts(self, engine):
