@@ -554,7 +554,7 @@ def _krea2_config(_: Layout, shapes: Shapes) -> Config:
         return head, queries // head, keys // head, shapes[f"{block}.mlp.gate.weight"][0]
 
     head, heads, keys, inside = attention(shapes, "blocks.0")
-    _, text_heads, text_keys, text_inside = attention(text, "layerwise_blocks.0")
+    text_heads, text_keys, text_inside = attention(text, "layerwise_blocks.0")[1:]
     side = head * 3 // 16 * 2
     return dict(
         _class_name="Krea2Transformer2DModel",

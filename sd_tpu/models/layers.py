@@ -102,7 +102,7 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(features, dtype))
 
     @property
-    def multiplier(self) -> Weight:
+    def multiplier(self) -> jax.Array:
         """What normed channels are multiplied by: [C]."""
         return self.scale[...]
 

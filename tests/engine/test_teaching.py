@@ -26,7 +26,7 @@ from sd_tpu.training.options import Options
 from sd_tpu.training.pictures import bucket, captioned, read_examples, words_of_name
 from sd_tpu.training.step import Pool
 from sd_tpu.training.teach import Estimate, Lesson
-from tests.support import anima, flux, flux2, krea2, sd3, tiny, z_image
+from tests.support import anima, flux, flux2, sd3, tiny, z_image
 from tests.support.command import run
 from tests.support.reference import LEAST, make_torch_pipeline
 
@@ -394,7 +394,6 @@ FAMILIES = {
     "klein": lambda folder: flux2.make_pipeline(folder, distilled=False),
     "FLUX.1": lambda folder: flux.make_pipeline(folder, dev=True),
     "Anima": anima.make_pipeline,
-    "Krea 2": krea2.make_pipeline,
 }
 
 
