@@ -207,7 +207,9 @@ def fused(
     rows = pl.BlockSpec((1, QUERIES, lanes), lambda b, g, i: (b, i, g))
     # They change so rarely that a second buffer to load ahead would be wasted.
     everything = pl.BlockSpec(
-        (1, held, lanes), lambda b, g, i: (b, 0, g // shared), pipeline_mode=pl.Buffered(1)
+        (1, held, lanes),
+        lambda b, g, i: (b, 0, lax.div(g, shared) if shared > 1 else g),
+        pipeline_mode=pl.Buffered(1),
     )
     scores = batch * heads * queries * length
     return pl.pallas_call(

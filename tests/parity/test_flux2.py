@@ -33,6 +33,7 @@ from tests.support.transformer_pictures import (
     TransformerPictureTests,
 )
 
+PUBLISHED = Flux2Klein.taken
 SIZES = (64, 64), (101, 75), (128, 65)  # width, height; the first two are tokens of one bucket
 
 
@@ -267,4 +268,4 @@ class TestFlux2(TransformerPictureTests, QwenTests):
 
 def test_the_layers_whose_states_are_the_text_are_those_of_the_pipeline():
     taken = inspect.signature(Flux2KleinPipeline.__call__).parameters["text_encoder_out_layers"]
-    assert taken.default == Flux2Klein.taken
+    assert taken.default == PUBLISHED
