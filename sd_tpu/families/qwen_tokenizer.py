@@ -15,7 +15,7 @@ PAD = "<|endoftext|>"
 
 
 class Template(NamedTuple):
-    """What is written around a prompt.
+    """Text that is written around a prompt.
 
     Attributes:
         before: the prompt.

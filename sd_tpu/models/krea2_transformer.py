@@ -229,8 +229,8 @@ class TextBlock(nnx.Module):
 
 
 class Block(nnx.Module):
-    """The same where the time shifts, scales and gates, by numbers that all blocks share and some
-    of its own."""
+    """Self-attention and a feed-forward layer, which the time shifts, scales and gates by numbers
+    that all blocks share and some of its own."""
 
     def __init__(self, config: Krea2TransformerConfig, *, dtype, rngs: nnx.Rngs):
         layer: dict[str, Any] = dict(dtype=dtype, rngs=rngs)

@@ -103,7 +103,7 @@ class RMSNorm(nnx.Module):
 
     @property
     def multiplier(self) -> jax.Array:
-        """What normed channels are multiplied by: [C]."""
+        """Factors of normed channels [C]."""
         return self.scale[...]
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -126,7 +126,7 @@ class RMSNorm(nnx.Module):
 
 
 class ZeroCentredRMSNorm(RMSNorm):
-    """The same where parameters, float32 in any network, are what is added to 1."""
+    """RMS norm whose parameters, float32 in any network, are what is added to 1."""
 
     def __init__(self, features: int, eps: float = 1e-6, *, dtype, rngs: nnx.Rngs):
         self.eps = eps
@@ -134,7 +134,7 @@ class ZeroCentredRMSNorm(RMSNorm):
 
     @property
     def multiplier(self) -> jax.Array:
-        """What normed channels are multiplied by: [C]."""
+        """Factors of normed channels [C]."""
         return 1 + self.scale[...]
 
 
