@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import accelerators, cpu_step, goals, tpu_compile
+from benchmarks import accelerators, cpu_step, goals, teach_step, tpu_compile
 from benchmarks.machine import name
 from benchmarks.records import RESULTS, Record, newest, read_all, table
 
@@ -297,7 +297,30 @@ def teaching(records: Sequence[Record]) -> str:
         *_with_notes(records, f"Teaching, other words: {of}"),
         "## Time and memory",
         *_with_notes(records, f"Teaching, time: {of}"),
+        "## A step beside PyTorch: SD 1.4 at 512x512, on CPUs",
+        "PyTorch is diffusers' UNet with peft's factors on the same layers.",
+        *_with_notes(records, f"{teach_step.TITLE}sd14, 512x512"),
+        "## A step on TPUs, by the compiler",
+        "bfloat16, rank 16, one picture a device; SD 1.4 at 512x512, the others at 1024x1024. "
+        "Memory is that of what draws, the factors with their optimizer's state, and temporaries, "
+        "on one device; text encoders and the autoencoder are read before.",
+        _table(_trained_on_tpus(records)),
     )
+
+
+def _trained_on_tpus(records: Sequence[Record]) -> Rows:
+    """Return a row for each model and chip whose step of training was compiled."""
+    return [
+        {
+            "model": model,
+            "chip": chip,
+            "fits": row["fits"],
+            "memory, GB": (row["arguments MB"] + row["temporary MB"]) / 1000,
+            "M cycles": row["cycles M"],
+        }
+        for (model, chip, _, program), row in sorted(tpu_compile.rows(records).items())
+        if program == tpu_compile.TEACH
+    ]
 
 
 def _current(records: Sequence[Record]) -> Iterator[Record]:

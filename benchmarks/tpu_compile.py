@@ -1,4 +1,4 @@
-"""The three programs as the TPU compiler sees them: `python -m benchmarks.tpu_compile`.
+"""The programs as the TPU compiler sees them: `python -m benchmarks.tpu_compile`.
 
 No TPU is needed: libtpu holds the compiler and runs it on any x86 Linux machine (`pip install
 libtpu`). Weights are shapes only. The results are bounds and the compiler's own figures, not
@@ -29,8 +29,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from benchmarks import hlo, old_flax
 from benchmarks.make_checkpoint import MODELS
@@ -39,9 +40,14 @@ from benchmarks.report import in_fresh_process, parser, report
 from sd_tpu.checkpoint import division
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import FamilyModel, find_family
-from sd_tpu.runtime.mesh import mesh_of, replicas, split
+from sd_tpu.runtime.mesh import mesh_of, replicas, replicated, split
 from sd_tpu.runtime.programs import Programs, placed_shapes
 from sd_tpu.runtime.slots import empty_slots, is_guided
+from sd_tpu.sampling.schedule import read_schedule
+from sd_tpu.training.encoding import Encoded
+from sd_tpu.training.factors import Adaptation
+from sd_tpu.training.options import Options
+from sd_tpu.training.step import BATCHES, Pool, State, first_state, make_step
 
 PUBLISHED = (
     "Published: 7.07 s for eight pictures of SD 1.4 on v2-8, 50 steps (the guide's old "
@@ -52,6 +58,7 @@ TITLE = "TPU compiler: one device"
 ROOFLINES = "TPU rooflines: the guide's eight pictures"
 PICTURES = 8  # of the guide
 PROGRAMS = ("encode", "advance", "decode")
+TEACH = "teach"  # a step of training, of a picture on each device
 STEPS = (50, 20)
 
 
@@ -158,7 +165,13 @@ def main(arguments: list[str] | None = None) -> None:
         help="of low-rank factors that each picture brings, for models with a transformer "
         "(%(default)s, none)",
     )
-    flags.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    flags.add_argument(
+        "--programs",
+        nargs="+",
+        choices=(*PROGRAMS, TEACH),
+        default=list(PROGRAMS),
+        help=f"(%(default)s); {TEACH} is a step of training at the options' defaults",
+    )
     flags.add_argument(
         "--by-operation",
         type=int,
@@ -280,19 +293,62 @@ def compile_case(
     return [_compile(program, lowered[program], replicas(mesh)) for program in programs]
 
 
-def built(model: str) -> tuple[FamilyModel, Params, float]:
-    """Return a model of SIDES in bfloat16, the shapes of its parameters, and the scale of guidance
-    that its pictures mostly have."""
-    configs = MODELS["klein" if model == SHORT else model.removesuffix(INT8)]
+def built(model: str, dtype: Any = jnp.bfloat16) -> tuple[FamilyModel, Params, float]:
+    """Return a model of SIDES, the shapes of its parameters, and the scale of guidance that its
+    pictures mostly have."""
+    configs = _configs(model)
     if model == SHORT:
         blocks = dict(num_layers=1, num_single_layers=2)
         configs = {**configs, "transformer": {**configs["transformer"], **blocks}}
     family = find_family(configs["model_index"])
-    network, params = family.build(configs, jnp.bfloat16)
+    network, params = family.build(configs, dtype)
     if model.endswith(INT8):
         network, params = network.in_int8(params)
     scale = network.cfg_scale(family.defaults(configs).get("guidance", GUIDANCE))
     return network, params, scale
+
+
+def _configs(model: str) -> dict[str, dict[str, Any]]:
+    return MODELS["klein" if model == SHORT else model.removesuffix(INT8)]
+
+
+def training_step(
+    model: str, mesh: Mesh, side: int, dtype: Any = jnp.bfloat16
+) -> tuple[jax.stages.Wrapped, State, Any, Params]:
+    """Return a step of training of one picture on each replica, by the options' defaults.
+
+    With it come the shapes of its first state, a batch of zeros, and the shapes of the parameters
+    that it takes.
+    """
+    network, params, _ = built(model, dtype)
+    options = Options(name="", batch=replicas(mesh))
+    taken = {network.denoiser: params[network.denoiser]}
+    adaptation = Adaptation.of(network, taken, options.rank)
+    texts = jax.eval_shape(network.encode_prompt, params, network.input_shapes)
+    text = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), texts)
+    picture = Encoded(np.zeros(network.latent_shape(side, side), np.float32), text, text)
+    step = make_step(
+        adaptation,
+        read_schedule(_configs(model)["scheduler"], even_sigmas=network.even_sigmas),
+        mesh,
+        optimizer=options.optimizer,
+        accumulate=options.accumulate,
+    )
+    state = jax.eval_shape(partial(first_state, adaptation, options))
+    return step, state, Pool([picture], options).batch(0), taken
+
+
+def _lowered_training(model: str, mesh: Mesh) -> jax.stages.Lowered:
+    step, state, batch, params = training_step(model, mesh, SIDES[model])
+    state, params = _placed((state, params), replicated(mesh))
+    return step.lower(
+        state, params, _placed(batch, NamedSharding(mesh, BATCHES)), np.uint32(0), np.float32(0)
+    )
+
+
+def _placed(tree: Any, sharding: NamedSharding) -> Any:
+    """Return the shapes of arrays that have a sharding."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def _lowered(
@@ -314,27 +370,23 @@ def _lowered(
     )
     slots = jax.eval_shape(partial(empty_slots, network, count, programs.latent_shape))
 
-    def placed(tree, sharding):
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-        )
-
     drawing = {part: of for part, of in params.items() if part not in network.text_parts()}
     placed_params = placed_shapes(
         mesh, drawing, {part: divisions[part] for part in drawing}, stacked=False
     )
-    adapters = jax.tree.map(placed, slots.adapters, programs.adapter_shardings)
-    slots = placed(dataclasses.replace(slots, adapters={}), split(mesh))
+    adapters = jax.tree.map(_placed, slots.adapters, programs.adapter_shardings)
+    slots = _placed(dataclasses.replace(slots, adapters={}), split(mesh))
     slots = dataclasses.replace(slots, adapters=adapters)
     steps, wanted = (
-        placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh)) for dtype in (jnp.int32, bool)
+        _placed(jax.ShapeDtypeStruct((count,), dtype), split(mesh)) for dtype in (jnp.int32, bool)
     )
     drawn = {
         name: partial(getattr(programs, f"_{name}").lower, placed_params, *arguments)
         for name, arguments in (("advance", (slots, steps)), ("decode", (slots.latents, wanted)))
     }
     # Filling slots with what text encoders made takes no time to speak of.
-    return {"encode": partial(programs.texts.lower, params), **drawn}
+    encode = partial(programs.texts.lower, params)
+    return {"encode": encode, **drawn, TEACH: partial(_lowered_training, model, mesh)}
 
 
 def _compile(program: str, lower: Callable[[], jax.stages.Lowered], replicas: int) -> Compiled:

@@ -30,11 +30,14 @@ from benchmarks import (
     page,
     start,
     teach,
+    teach_step,
 )
 from benchmarks.machine import processor
 from benchmarks.records import Record
 from benchmarks.report import in_fresh_process, memory, parser, report, side_by_side
+from benchmarks.tpu_compile import training_step
 from sd_tpu import FlaxStableDiffusionPipeline
+from sd_tpu.runtime.mesh import make_mesh
 from tests.support.tiny import flags_of_devices
 from training import evaluate, judge
 from training.captions import BACKGROUNDS
@@ -210,6 +213,29 @@ def test_cpu_step(tmp_path):
         assert 0 < float(row["a step, s"]) < 60
         # More than its weights, which are too small here to say more.
         assert float(row["peak / weights"]) > 1 and float(row["peak memory, GB"]) < 2
+
+
+@WHOLE
+def test_teach_step(tmp_path):
+    (record,) = recorded(teach_step, tmp_path, "--model=tiny", "--side=32", "--rounds=1")
+    assert [row[""] for row in record.by_column()] == [
+        cpu.OURS,
+        cpu.PYTORCH,
+        teach_step.CHECKPOINTED,
+    ]
+    for row in record.by_column():
+        assert 0 < float(row["a step, s"]) < 60 and 0 < float(row["peak memory, GB"]) < 2
+
+
+def test_teach_step_trains_the_factors_that_peft_does():
+    ours = training_step("tiny", make_mesh(1), 32)[1]["factors"]
+    theirs = teach_step.with_factors("tiny")
+    names = {
+        name.removesuffix(".lora_A.default.weight")
+        for name, _ in theirs.named_parameters()
+        if ".lora_A." in name
+    }
+    assert {name.removeprefix("unet.") for name in ours} == names
 
 
 @WHOLE
