@@ -19,15 +19,35 @@ from safetensors.torch import load_file, save_file
 
 from sd_tpu.checkpoint import adapters, weights
 from sd_tpu.runtime.weights import merge
+from tests.support.factors import difference_by_numpy
 from tests.support.refusals import refusal
-from tests.support.tiny import UNETS, make_pipeline, original_unet
+from tests.support.tiny import make_pipeline, original_unet
 
 TEXT = re.compile(r"(q_proj|k_proj|v_proj|out_proj|fc1|fc2)$")
 
 
+# Two levels tell as much as three about names, and diffusers fuses them in half the time.
+LESS = {
+    "sdxl": dict(
+        block_out_channels=(32, 64),
+        attention_head_dim=(1, 2),
+        transformer_layers_per_block=(1, 2),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    )
+}
+
+
+class Pipelines(dict[str, diffusers.DiffusionPipeline]):
+    """PyTorch's pipelines by layout, made when they are asked for."""
+
+    def __missing__(self, layout: str) -> diffusers.DiffusionPipeline:
+        return self.setdefault(layout, make_pipeline(layout, **LESS.get(layout, {})))
+
+
 @pytest.fixture(scope="module")
-def pipelines() -> dict[str, diffusers.DiffusionPipeline]:
-    return {layout: make_pipeline(layout) for layout in ("sd1", "sd2", "sdxl")}
+def pipelines() -> Pipelines:
+    return Pipelines()
 
 
 def networks(pipeline) -> dict[str, torch.nn.Module]:
@@ -74,9 +94,13 @@ def merged(weight: jax.Array, delta: adapters.Delta, strength: float) -> jax.Arr
 
 
 def assert_fused(file: Path, before: dict, after: dict, strength: float = 1.0, changed=None):
-    """Our merged weights are those that were fused, and no other was changed."""
+    """Weights with what we read are those that were fused, and no other was changed.
+
+    They are merged by a program of ours for one layer of each kind, and by NumPy for others: there
+    is a program for each shape.
+    """
     deltas = adapters.read_lora(file, shapes_of(before))
-    count = 0
+    count, tried = 0, set()
     for part, model in before.items():
         fused = {weights.modern(n): t for n, t in after[part].state_dict().items()}
         for name, tensor in model.state_dict().items():
@@ -84,8 +108,13 @@ def assert_fused(file: Path, before: dict, after: dict, strength: float = 1.0, c
             delta = deltas.get(part, {}).get(name)
             ours = tensor = tensor.detach().numpy()
             if delta is not None:
-                kernel = jnp.asarray(np.moveaxis(ours, (0, 1), (-1, -2)))
-                ours, count = in_pytorchs_order(merged(kernel, delta, strength)), count + 1
+                kernel, count = np.moveaxis(ours, (0, 1), (-1, -2)), count + 1
+                kind = type(delta), kernel.ndim
+                whole = kernel + strength * difference_by_numpy(delta)
+                if kind not in tried:
+                    whole = merged(jnp.asarray(kernel), delta, strength)
+                    tried.add(kind)
+                ours = in_pytorchs_order(whole)
                 assert np.abs(ours - tensor).max() > 1e-3
             np.testing.assert_allclose(
                 ours, fused[name].detach().numpy(), rtol=1e-5, atol=1e-4, err_msg=f"{part} {name}"
@@ -111,15 +140,13 @@ def fused_by_diffusers(pipeline, file: Path, strength: float = 1.0):
 
 def kohya_names(layout: str, pipeline, original: bool) -> dict[tuple[str, str], str]:
     """(component, module) -> the name that kohya's trainer gives it."""
-    names, unet = {}, UNETS[layout]
-    attends = [kind.startswith("Cross") for kind in unet["down_block_types"]]
+    names, unet = {}, pipeline.unet.config
+    attends = [kind.startswith("Cross") for kind in unet.down_block_types]
     for part, model in networks(pipeline).items():
         for module in layers_of(model):
             if part == "unet":
                 spelling = (
-                    original_unet(
-                        f"{module}.weight", len(attends), unet["layers_per_block"], attends
-                    )
+                    original_unet(f"{module}.weight", len(attends), unet.layers_per_block, attends)
                     if original
                     else f"{module}.weight"
                 )
@@ -577,7 +604,7 @@ def test_patterns_that_come_back_take_no_time(tmp_path, pattern):
 def test_as_many_patterns_as_a_file_has_layers_are_read(tmp_path):
     begun, patterns = time.perf_counter(), {f"attentions.{n}.to_q": n for n in range(2000)}
     alphas = adapters._alphas("file", {"unet.alpha_pattern": patterns}, "unet")
-    for n in range(800):
+    for n in range(0, 2000, 20):
         name = f"up_blocks.attentions.{n}.to_q.weight"
         assert adapters._declared_scale({}, alphas, "unet", name)(1) == n
     assert time.perf_counter() - begun < 20
@@ -585,10 +612,8 @@ def test_as_many_patterns_as_a_file_has_layers_are_read(tmp_path):
 
 def test_many_patterns_and_deep_metadata_are_a_sentence(tmp_path):
     factors = dict(lora_A__weight=(2, 8), lora_B__weight=(8, 2))
-    many = {"unet.alpha_pattern": dict.fromkeys(map(str, range(1 << 20)), 1), "unet.lora_alpha": 1}
+    many = {"unet.alpha_pattern": dict.fromkeys(map(str, range(1 << 16)), 1), "unet.lora_alpha": 1}
     file = written(tmp_path, f"unet.{NAMES[0]}", many, **factors)
-    many["unet.alpha_pattern"]["x"] = 1
-    written(tmp_path, f"unet.{NAMES[0]}", many, **factors)
     assert "too long" in refusal(adapters.read_lora, file, SMALL)
     written(tmp_path, f"unet.{NAMES[0]}", "[" * 100_000, **factors)
     assert "is no JSON" in refusal(adapters.read_lora, file, SMALL)
@@ -707,62 +732,80 @@ LAYERS["unet"] |= {
 }
 
 
+FACTORS = [
+    ("lora_down", "lora_up"),
+    ("lora_A", "lora_B"),
+    ("lora_A.default_0", "lora_B.default_0"),
+    ("lora_A.my-style", "lora_B.my-style"),
+]
+
+
 @pytest.mark.parametrize(
-    "module, part, name",
+    "number, module, part, name",
     [
-        ("diffusion_model.middle_block.1.transformer_blocks.0.attn1.to_q", "unet", NAMES[0]),
-        (
-            "model.diffusion_model.input_blocks.2.1.transformer_blocks.0.attn2.to_k",
-            "unet",
-            NAMES[1],
-        ),
-        ("unet.input_blocks.2.1.transformer_blocks.0.attn2.to_k", "unet", NAMES[1]),
-        (f"diffusion_model.{NAMES[0]}", "unet", NAMES[0]),
-        ("lycoris_" + NAMES[0].replace(".", "_"), "unet", NAMES[0]),
-        ("lycoris_middle_block_1_transformer_blocks_0_attn1_to_q", "unet", NAMES[0]),
-        (f"text_encoders.clip_l.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
-        (f"text_encoders.clip_h.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
-        (f"text_encoders.clip_g.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
-        ("text_encoders.clip_g.transformer.text_projection", "text_encoder_2", "text_projection"),
-        (f"clip_l.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
-        (f"clip_g.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
-        (f"clip_g.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
-        (f"cond_stage_model.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
-        (f"conditioner.embedders.0.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
-        (f"conditioner.embedders.1.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
-        (f"conditioner.embedders.1.model.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
-        (
-            "conditioner.embedders.1.model.transformer.resblocks.0.mlp.c_fc",
-            "text_encoder_2",
-            TEXT_LAYER,
-        ),
-        ("cond_stage_model.model.transformer.resblocks.0.mlp.c_fc", "text_encoder", TEXT_LAYER),
-        *(
-            (prefix + dot + name.replace(".", dot), part, name)
-            for dot in "._"
-            for part, name, known in (
-                ("unet", NAMES[0], "unet lora_unet lycoris lycoris_unet"),
+        (number, *each)
+        for number, each in enumerate(
+            [
                 (
+                    "diffusion_model.middle_block.1.transformer_blocks.0.attn1.to_q",
+                    "unet",
+                    NAMES[0],
+                ),
+                (
+                    "model.diffusion_model.input_blocks.2.1.transformer_blocks.0.attn2.to_k",
+                    "unet",
+                    NAMES[1],
+                ),
+                ("unet.input_blocks.2.1.transformer_blocks.0.attn2.to_k", "unet", NAMES[1]),
+                (f"diffusion_model.{NAMES[0]}", "unet", NAMES[0]),
+                ("lycoris_" + NAMES[0].replace(".", "_"), "unet", NAMES[0]),
+                ("lycoris_middle_block_1_transformer_blocks_0_attn1_to_q", "unet", NAMES[0]),
+                (f"text_encoders.clip_l.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+                (f"text_encoders.clip_h.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+                (f"text_encoders.clip_g.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+                (
+                    "text_encoders.clip_g.transformer.text_projection",
+                    "text_encoder_2",
+                    "text_projection",
+                ),
+                (f"clip_l.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+                (f"clip_g.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+                (f"clip_g.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+                (f"cond_stage_model.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+                (f"conditioner.embedders.0.transformer.{TEXT_LAYER}", "text_encoder", TEXT_LAYER),
+                (f"conditioner.embedders.1.transformer.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+                (f"conditioner.embedders.1.model.{TEXT_LAYER}", "text_encoder_2", TEXT_LAYER),
+                (
+                    "conditioner.embedders.1.model.transformer.resblocks.0.mlp.c_fc",
+                    "text_encoder_2",
+                    TEXT_LAYER,
+                ),
+                (
+                    "cond_stage_model.model.transformer.resblocks.0.mlp.c_fc",
                     "text_encoder",
                     TEXT_LAYER,
-                    "text_encoder lora_te lora_te1 lycoris lycoris_te lycoris_te1",
                 ),
-                ("text_encoder_2", TEXT_LAYER, "text_encoder_2 lora_te2 lycoris_te2"),
-            )
-            for prefix in known.split()
-        ),
+                *(
+                    (prefix + dot + name.replace(".", dot), part, name)
+                    for dot in "._"
+                    for part, name, known in (
+                        ("unet", NAMES[0], "unet lora_unet lycoris lycoris_unet"),
+                        (
+                            "text_encoder",
+                            TEXT_LAYER,
+                            "text_encoder lora_te lora_te1 lycoris lycoris_te lycoris_te1",
+                        ),
+                        ("text_encoder_2", TEXT_LAYER, "text_encoder_2 lora_te2 lycoris_te2"),
+                    )
+                    for prefix in known.split()
+                ),
+            ]
+        )
     ],
 )
-@pytest.mark.parametrize(
-    "down, up",
-    [
-        ("lora_down", "lora_up"),
-        ("lora_A", "lora_B"),
-        ("lora_A.default_0", "lora_B.default_0"),
-        ("lora_A.my-style", "lora_B.my-style"),
-    ],
-)
-def test_other_programs_names_of_layers_are_known(tmp_path, module, part, name, down, up):
+def test_other_programs_names_of_layers_are_known(tmp_path, number, module, part, name):
+    """Names of factors follow those of layers, whichever they are: each comes with one in turn."""
+    down, up = FACTORS[number % len(FACTORS)]
     file = written(tmp_path, module, **{f"{down}__weight": (2, 8), f"{up}__weight": (8, 2)})
     found = adapters.read_lora(file, LAYERS)
     assert {key: [*deltas] for key, deltas in found.items()} == {part: [f"{name}.weight"]}

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from sd_tpu.checkpoint import adapters, weights
 from sd_tpu.checkpoint.config import CheckpointError
 from tests.support import anima, flux, flux2, krea2, sd3, z_image
+from tests.support.factors import difference_by_numpy
 
 JOINT, SINGLE = "transformer_blocks.0", "single_transformer_blocks.1"
 FLUX_JOINT = {
@@ -130,7 +131,7 @@ def differences(file: Path, pipeline) -> dict[str, np.ndarray]:
     }
     assert adapters.changed_by_lora(file, shapes_of(pipeline)) == {"transformer": ranks}
     return {
-        name: np.moveaxis(np.asarray(adapters.difference(delta)), (-1, -2), (0, 1))
+        name: np.moveaxis(difference_by_numpy(delta), (-1, -2), (0, 1))
         for name, delta in deltas["transformer"].items()
     }
 
