@@ -20,9 +20,9 @@ def loaded(checkpoints, layout):
 
 
 @pytest.fixture(scope="module")
-def sd1(checkpoints):
-    """(pipeline, params) of the SD 1.x layout."""
-    return FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd1"])
+def sd1(least):
+    """(pipeline, params) of the least model of the SD 1.x layout."""
+    return FlaxStableDiffusionPipeline.from_pretrained(least)
 
 
 def levels(images) -> np.ndarray:
@@ -134,14 +134,14 @@ def test_pictures_become_pil_images_of_the_same_levels(eight):
 
 
 def test_compiled_programs_are_kept_in_the_users_cache_unless_told_where(
-    checkpoints, tmp_path, monkeypatch
+    least, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = jax.config.jax_compilation_cache_dir
     try:
         for told, expected in ((None, str(tmp_path / "sd_tpu" / "compiled")), ("here", "here")):
             jax.config.update("jax_compilation_cache_dir", told)
-            FlaxStableDiffusionPipeline.from_pretrained(checkpoints["sd1"])
+            FlaxStableDiffusionPipeline.from_pretrained(least)
             assert jax.config.jax_compilation_cache_dir == expected
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

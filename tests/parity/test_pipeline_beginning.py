@@ -3,6 +3,7 @@
 import importlib
 import json
 import shutil
+from functools import partial
 
 import diffusers
 import jax
@@ -96,9 +97,10 @@ def test_pictures_begin_with_others_as_in_pytorch(
     )
 
 
-@pytest.fixture
-def img2img(both):
-    return both["sd1"]
+@pytest.fixture(scope="module")
+def img2img(least):
+    """(pipeline, params) of the least model, for what is around its networks."""
+    return FlaxStableDiffusionImg2ImgPipeline.from_pretrained(least)
 
 
 @pytest.mark.slow("compiles a pipeline for each kind of parameters")
@@ -117,6 +119,7 @@ def test_sharded_pictures_are_those_of_flat_ones_and_of_the_noise_of_their_keys(
     assert len({picture.tobytes() for picture in flat}) == 8
 
 
+@partial(jax.jit, static_argnames="dtype")
 def cast(tree, dtype):
     return jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
@@ -130,7 +133,7 @@ def cast(tree, dtype):
         lambda params: {**params, "unet": cast(params["unet"], jnp.float16)},
         lambda params: cast(cast(params, jnp.bfloat16), jnp.float32),
         lambda params: replicate(cast(params, jnp.bfloat16)),
-        lambda params: jax.tree.map(lambda x: jnp.stack([x] * 8), params),
+        jax.jit(lambda params: jax.tree.map(lambda x: jnp.stack([x] * 8), params)),
         jax.device_get,
     ],
     ids=["vae", "unet", "back", "replicated", "stacked", "numpy"],
@@ -152,8 +155,8 @@ def test_prepared_pictures_have_sides_of_whole_units_and_lie_around_zero(img2img
     assert ids.shape == (1, 77) and images.shape == (1, 3, 32, 64) and np.all(images == 1)
 
 
-def test_the_steps_that_are_left_out_are_those_that_pytorch_leaves_out(img2img, torch_pipelines):
-    reference = diffusers.StableDiffusionImg2ImgPipeline(**torch_pipelines["sd1"].components)
+def test_the_steps_that_are_left_out_are_those_that_pytorch_leaves_out(img2img, least_pipeline):
+    reference = diffusers.StableDiffusionImg2ImgPipeline(**least_pipeline.components)
     for steps, strength in ((50, 0.75), (8, 0.4), (3, 1.0)):
         reference.scheduler.set_timesteps(steps)
         timesteps, _ = reference.get_timesteps(steps, strength, "cpu")
@@ -188,9 +191,9 @@ def test_a_scheduler_that_alone_knows_its_steps_cannot_begin_with_a_picture(img2
 
 
 @pytest.fixture(scope="module")
-def filling(torch_pipelines, tmp_path_factory):
+def filling(least_pipeline, tmp_path_factory):
     """(PyTorch's parts, their folder) of a checkpoint that fills in pictures."""
-    parts = torch_pipelines["sd1"].components
+    parts = least_pipeline.components
     torch.manual_seed(1)
     unet = diffusers.UNet2DConditionModel.from_config(parts["unet"].config, in_channels=9)
     parts = {**parts, "unet": unet.eval()}
@@ -235,12 +238,12 @@ def test_what_is_white_in_a_mask_is_drawn_as_in_pytorch(filling, monkeypatch, tm
     )
 
 
-def test_a_unet_is_used_by_the_pipeline_that_knows_what_it_is_told(filling, checkpoints):
+def test_a_unet_is_used_by_the_pipeline_that_knows_what_it_is_told(filling, least):
     _, folder = filling
     with pytest.raises(CheckpointError, match="fills in pictures; FlaxStableDiffusionPipeline"):
         FlaxStableDiffusionPipeline.from_pretrained(folder)
     with pytest.raises(CheckpointError, match="takes no mask; FlaxStableDiffusionInpaint"):
-        FlaxStableDiffusionInpaintPipeline.from_pretrained(checkpoints["sd1"])
+        FlaxStableDiffusionInpaintPipeline.from_pretrained(least)
 
 
 @pytest.mark.parametrize(
