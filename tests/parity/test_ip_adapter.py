@@ -28,6 +28,7 @@ from sd_tpu.runtime.mesh import make_mesh
 from sd_tpu.runtime.programs import ImageEncoder, Programs
 from sd_tpu.runtime.slots import SlotInputs
 from sd_tpu.sampling.samplers import make_table
+from sd_tpu.serving.client import open_models
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import RequestError
@@ -42,6 +43,7 @@ from tests.support.controlled import (
 )
 from tests.support.networks import ENCODER, make_adapter, make_controlnet, make_encoder
 from tests.support.parity import assert_agrees
+from tests.support.tiny import ONE_LEVEL
 
 SIDE = 32
 RNG = np.random.default_rng(0)
@@ -177,7 +179,7 @@ def test_a_picture_that_is_drawn_after_another_is_that_of_pytorch(referring, sca
 def folder(tmp_path_factory):
     """A model of SD 1, a ControlNet for it, two plain adapters and one of the kind plus, in the
     layout of h94/IP-Adapter."""
-    folder, made = tmp_path_factory.mktemp("reference"), make_pipeline("sd1")
+    folder, made = tmp_path_factory.mktemp("reference"), make_pipeline("sd1", **ONE_LEVEL)
     made.save_pretrained(folder / "model")
     make_controlnet(made.unet).save_pretrained(folder / "lines")
     make_encoder(folder / "models" / "image_encoder")
@@ -331,11 +333,12 @@ def test_a_reference_that_cannot_be_used_is_refused_in_a_sentence(engine, values
         drawn_with(given, engine, **values)
 
 
-def test_reference_pictures_without_an_adapter_are_refused(page_engine):
+def test_reference_pictures_without_an_adapter_are_refused(least):
+    catalog, _ = open_models(least, dtype="float32")
     with pytest.raises(
         RequestError, match="need an IP-Adapter with this model, and this server has none"
     ):
-        Request.check({**ASKED, "reference": REFERENCE.name}, page_engine.catalog)
+        Request.check({**ASKED, "reference": REFERENCE.name}, catalog)
 
 
 # --- what is loaded -----------------------------------------------------------------------------

@@ -17,9 +17,10 @@ CONTROL = Input.of_pixels(LINES)
 GIVEN = {CONTROL.name: CONTROL}
 
 
-def make_pipeline(layout: str) -> diffusers.DiffusionPipeline:
-    """Return a tiny pipeline whose pictures owe enough to what its UNet says."""
-    made = tiny.make_pipeline(layout, **tiny.SHALLOW.get(layout, {}))
+def make_pipeline(layout: str, **changes) -> diffusers.DiffusionPipeline:
+    """Return a tiny pipeline whose pictures owe enough to what its UNet says, which `changes` are
+    of."""
+    made = tiny.make_pipeline(layout, **{**tiny.SHALLOW.get(layout, {}), **changes})
     made.unet.conv_out.weight.data *= 8
     return made
 

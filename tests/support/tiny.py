@@ -52,17 +52,16 @@ UNETS = {
         projection_class_embeddings_input_dim=96 + 6 * 8,
     ),
 }
-# Where pictures are compared and no names: half of the layers, which are compiled sooner.
+# Where pictures are compared and no names: half of the layers or less, which are compiled sooner.
+ONE_LEVEL = dict(
+    block_out_channels=(32,),
+    layers_per_block=1,
+    down_block_types=("CrossAttnDownBlock2D",),
+    up_block_types=("CrossAttnUpBlock2D",),
+)
 SHALLOW = {
     "sd1": dict(layers_per_block=1),
-    "sdxl": dict(
-        block_out_channels=(32, 64),
-        layers_per_block=1,
-        attention_head_dim=(1, 2),
-        transformer_layers_per_block=(1, 2),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-    ),
+    "sdxl": dict(ONE_LEVEL, attention_head_dim=(1,), transformer_layers_per_block=(2,)),
 }
 SCALING = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PIPELINES = {
