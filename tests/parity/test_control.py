@@ -27,6 +27,7 @@ from sd_tpu.runtime.programs import Programs
 from sd_tpu.runtime.slots import SlotInputs, advance_slots, control_strength, empty_slots
 from sd_tpu.sampling.samplers import make_table
 from sd_tpu.serving import catalog
+from sd_tpu.serving.client import open_models
 from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import ImageReady
 from sd_tpu.settings import CONTROL as CONTROLLED
@@ -409,14 +410,20 @@ def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):
         ControlNet.open(tmp_path / "damaged").load()
 
 
-def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_nothing(page_engine):
+@pytest.fixture
+def without(least) -> catalog.Catalog:
+    """What there is to choose from at a server without ControlNets."""
+    return open_models(least, dtype="float32")[0]
+
+
+def test_control_pictures_without_a_controlnet_are_refused_and_names_count_for_nothing(without):
     with pytest.raises(RequestError, match="need a ControlNet, and this server has none"):
-        Request.check({**ASKED, "control_image": CONTROL.name}, page_engine.catalog)
-    assert Request.check({**ASKED, "controlnet": "pose"}, page_engine.catalog)
+        Request.check({**ASKED, "control_image": CONTROL.name}, without)
+    assert Request.check({**ASKED, "controlnet": "pose"}, without)
 
 
-def test_what_cannot_be_followed_here_is_not_asked_for_on_the_page(engine, page_engine):
-    here, elsewhere = (layout.choices_of(each.catalog) for each in (engine, page_engine))
+def test_what_cannot_be_followed_here_is_not_asked_for_on_the_page(engine, without):
+    here, elsewhere = map(layout.choices_of, (engine.catalog, without))
     names = [name for name, setting in SETTINGS.items() if setting.section == CONTROLLED]
     assert "control_scale" in names and all(elsewhere[name] is None for name in names)
     assert None not in [here[name] for name in names] and "depth" in here["controlnet"]

@@ -51,7 +51,7 @@ def engine(of_sd1) -> Engine:
     return of_sd1[1]
 
 
-@pytest.fixture(scope="module", params=["sd1", "sd2", "sdxl"])
+@pytest.fixture(scope="module", params=["sd1", "sdxl"])
 def loaded(request, tmp_path_factory):
     """PyTorch's pipeline and an engine, as `of_sd1`, of each layout in turn."""
     if request.param == "sd1":
