@@ -40,6 +40,14 @@ def folder(tiny, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def beside(least, folder, tmp_path_factory):
+    """An engine with the decoder beside the model's own, and where it lies."""
+    place = shutil.copytree(folder, tmp_path_factory.mktemp("private") / "decoders" / "TAESD")
+    with contextlib.closing(Engine.open(least, devices=1, decoder=place)) as engine:
+        yield engine, place
+
+
 def decoded(tiny, latents: np.ndarray) -> np.ndarray:
     """PyTorch's pictures [n, H, W, 3] in [0, 255] of latents [n, h, w, C]."""
     with torch.no_grad():
@@ -96,38 +104,35 @@ def assert_alike(ours, theirs, case: str) -> None:
 
 
 def test_previews_are_those_of_pytorch_and_the_pictures_stay_the_models(
-    checkpoints, torch_pipelines, tiny, folder, monkeypatch
+    least, least_pipeline, tiny, beside, monkeypatch
 ):
     monkeypatch.setattr(latency, "CALL_SECONDS", 0.0)  # a row at a time
-    shown = []
-    with contextlib.closing(Engine.open(checkpoints["sd1"], devices=1, decoder=folder)) as engine:
-        preview = engine.programs.preview
-        monkeypatch.setattr(
-            engine.programs,
-            "preview",
-            lambda params, latents, wanted: (
-                shown.append(np.asarray(latents[wanted])) or preview(params, latents, wanted)
-            ),
-        )
-        previews, pictures = drawn(engine)
+    shown, (engine, _) = [], beside
+    preview = engine.programs.preview
+    monkeypatch.setattr(
+        engine.programs,
+        "preview",
+        lambda params, latents, wanted: (
+            shown.append(np.asarray(latents[wanted])) or preview(params, latents, wanted)
+        ),
+    )
+    previews, pictures = drawn(engine)
     assert previews[-1].keys() == pictures.keys() == {0, 2}
     small = decoded(tiny, shown[-1]).reshape(2, 16, 2, 16, 2, 3).mean((2, 4))
     assert_alike(previews[-1].values(), small, "previews by a tiny decoder")
-    pipeline = torch_pipelines["sd1"]
+    pipeline = least_pipeline
     assert_alike(pictures.values(), reference(pipeline, pipeline.vae), "beside a tiny decoder")
-    plain = Checkpoint.open(checkpoints["sd1"]).drawing.memory
+    plain = Checkpoint.open(least).drawing.memory
     assert engine.weights.memory == plain + 4 * sum(each.numel() for each in tiny.parameters())
 
 
-def test_pictures_are_those_of_pytorch_with_the_same_decoder(
-    checkpoints, torch_pipelines, tiny, folder
-):
-    opened = Engine.open(checkpoints["sd1"], devices=1, decoder=folder, decoder_for="pictures")
+def test_pictures_are_those_of_pytorch_with_the_same_decoder(least, least_pipeline, tiny, folder):
+    opened = Engine.open(least, devices=1, decoder=folder, decoder_for="pictures")
     with contextlib.closing(opened) as engine:
         _, pictures = drawn(engine)
         request = Request.check({"prompts": ["a cat"]}, engine.catalog)
         assert ", VAE: TAESD, " in read_parameters(engine.to_png(pictures[0], request))
-    assert_alike(pictures.values(), reference(torch_pipelines["sd1"], tiny), "by a tiny decoder")
+    assert_alike(pictures.values(), reference(least_pipeline, tiny), "by a tiny decoder")
 
 
 @pytest.mark.parametrize(
@@ -144,36 +149,34 @@ def test_whose_latents_it_decodes_is_told_by_its_name(name, families):
     assert _families_of(name) == families
 
 
-def test_a_decoder_that_has_gone_is_told_without_where_it_was(checkpoints, folder, tmp_path):
-    gone = tmp_path / "private" / "decoders" / "TAESD"
-    shutil.copytree(folder, gone)
-    with contextlib.closing(Engine.open(checkpoints["sd1"], devices=1, decoder=gone)) as engine:
-        shutil.rmtree(gone)
-        with pytest.raises(CheckpointError, match="TAESD has no") as told:
-            engine._read(engine.weights, engine.worker.weights.on([0]))
-    assert str(tmp_path) not in str(told.value) and "private" not in str(told.value)
+def test_a_decoder_that_has_gone_is_told_without_where_it_was(beside):
+    engine, place = beside
+    shutil.rmtree(place)
+    with pytest.raises(CheckpointError, match="TAESD has no") as told:
+        engine._read(engine.weights, engine.worker.weights.on([0]))
+    assert str(place.parent) not in str(told.value) and "private" not in str(told.value)
 
 
-def test_one_of_another_family_is_left_out_or_refused(checkpoints, folder, tmp_path):
+def test_one_of_another_family_is_left_out_or_refused(least, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "taesdxl")
     other = TinyDecoder.open(tmp_path / "taesdxl", pictures=True)
-    plain = Checkpoint.open(checkpoints["sd1"])
-    assert Checkpoint.open(checkpoints["sd1"], decoder=other).model == plain.model
-    name = checkpoints["sd1"].name
+    plain = Checkpoint.open(least)
+    assert Checkpoint.open(least, decoder=other).model == plain.model
+    name = least.name
     refusal = f"taesdxl is for StableDiffusionXLPipeline; {name} is anot"
     with pytest.raises(ValueError, match=refusal):
-        Engine.open(checkpoints["sd1"], devices=1, decoder=tmp_path / "taesdxl")
+        Engine.open(least, devices=1, decoder=tmp_path / "taesdxl")
 
 
-def test_what_is_no_decoder_of_the_model_is_one_sentence(checkpoints, folder, tmp_path):
+def test_what_is_no_decoder_of_the_model_is_one_sentence(least, folder, tmp_path):
     with pytest.raises(CheckpointError, match="is AutoencoderKL; AutoencoderTiny, such as TAESD"):
-        TinyDecoder.open(checkpoints["sd1"] / "vae", pictures=True)
+        TinyDecoder.open(least / "vae", pictures=True)
     make_tiny(levels=4).save_pretrained(tmp_path / "large")
     large = TinyDecoder.open(tmp_path / "large", pictures=True)
     with pytest.raises(CheckpointError, match=r"of 4 channels at 1/8 of .* have 4 at 1/4"):
-        Checkpoint.open(checkpoints["sd1"], decoder=large)
+        Checkpoint.open(least, decoder=large)
     shutil.copytree(folder, tmp_path / "empty")
     (tmp_path / "empty" / f"{STEM}.safetensors").unlink()
     empty = TinyDecoder.open(tmp_path / "empty", pictures=False)
     with pytest.raises(CheckpointError, match="empty has no safetensors weights"):
-        Checkpoint.open(checkpoints["sd1"], decoder=empty).parameters.load()
+        Checkpoint.open(least, decoder=empty).parameters.load()

@@ -29,16 +29,15 @@ from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Failed, ImageReady
 from sd_tpu.settings import RANDOM, RequestError
 from tests.support.pictures import pictures_of
-from tests.support.reference import make_torch_pipeline
+from tests.support.reference import LEAST, make_torch_pipeline
 
 PROMPT, STEPS = "a (red) cat", 4
 
 
 @pytest.fixture(scope="module")
-def loras(torch_pipelines, tmp_path_factory):
+def loras(least_pipeline, tmp_path_factory):
     """A folder with eight LoRAs for both networks, and files that are none."""
-    folder = tmp_path_factory.mktemp("loras")
-    pipeline = torch_pipelines["sd1"]
+    folder, pipeline = tmp_path_factory.mktemp("loras"), least_pipeline
     for number in range(8):
         torch.manual_seed(number)
         tensors = {}
@@ -73,10 +72,10 @@ def embeddings(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoints, loras, embeddings):
+def engine(least, loras, embeddings):
     """On two devices, so that neighbours have weights of their own."""
     engine = Engine.open(
-        checkpoints["sd1"], devices=2, lora_dir=loras, embedding_dir=embeddings, prompt_chunks=2
+        least, devices=2, lora_dir=loras, embedding_dir=embeddings, prompt_chunks=2
     )
     yield engine
     engine.close()
@@ -158,7 +157,7 @@ def test_an_embedding_changes_the_picture(engine):
 def test_pictures_with_a_lora_are_those_of_pytorch(engine, loras):
     """With the noise that a seed means here, by a reference of its own: what is fused and taken out
     again leaves weights that differ in their last bits."""
-    pipeline = make_torch_pipeline("sd1")
+    pipeline = make_torch_pipeline("sd1", **LEAST)
     noise = jax.random.normal(jax.random.PRNGKey(3), (4, 8, 8), jnp.float32)
     reference = type(pipeline)(
         **dict(
@@ -287,9 +286,9 @@ def test_what_another_process_has_resolved_is_drawn_without_looking_anything_up(
 
 
 @pytest.mark.slow("compiles an engine of its own")
-def test_within_a_bound_loras_take_what_they_change_alone(checkpoints, loras):
+def test_within_a_bound_loras_take_what_they_change_alone(least, loras):
     """As many bytes lie on the device as the account says, and they are within the bound."""
-    engine = Engine.open(checkpoints["sd1"], devices=1, lora_dir=loras)
+    engine = Engine.open(least, devices=1, lora_dir=loras)
     memory, weights = engine.scheduler._memory, engine.worker.weights
     parameters = engine.checkpoint.parameters
     rank, changed = engine.adapters.cost(

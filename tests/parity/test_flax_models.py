@@ -33,18 +33,19 @@ def differ(ours, theirs) -> float:
 
 
 @pytest.fixture(scope="module")
-def parts(checkpoints, layout) -> dict:
-    """(model, params) of each network."""
+def parts(checkpoints) -> dict:
+    """(model, params) of each network of SD 1; the networks themselves are those of the pipelines,
+    which are compared in either layout."""
     return {
-        name: tuple(network.from_pretrained(checkpoints[layout], subfolder=name))
+        name: tuple(network.from_pretrained(checkpoints["sd1"], subfolder=name))
         for name, network in CLASSES.items()
     }
 
 
-def test_the_unet_takes_and_gives_nchw(parts, torch_pipelines, layout):
+def test_the_unet_takes_and_gives_nchw(parts, torch_pipelines):
     unet, params = parts["unet"]
     x, text = numbers(2, 4, 8, 8), numbers(2, 77, 32, seed=1)
-    reference = torch_pipelines[layout].unet
+    reference = torch_pipelines["sd1"].unet
     for times in (torch.tensor([3, 801]), torch.tensor(500)):
         theirs = reference(torch.tensor(x), times, torch.tensor(text)).sample
         apply = jax.jit(lambda params, *inputs: unet.apply({"params": params}, *inputs))
@@ -53,11 +54,9 @@ def test_the_unet_takes_and_gives_nchw(parts, torch_pipelines, layout):
         assert ours["sample"] is ours[0] is ours.sample
 
 
-def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(
-    parts, torch_pipelines, layout
-):
+def test_the_autoencoder_takes_pictures_and_gives_distributions_of_latents(parts, torch_pipelines):
     vae, params = parts["vae"]
-    image, reference = numbers(2, 3, 32, 32), torch_pipelines[layout].vae
+    image, reference = numbers(2, 3, 32, 32), torch_pipelines["sd1"].vae
     theirs = reference.encode(torch.tensor(image)).latent_dist
     ours = vae.apply({"params": params}, image, deterministic=True, method=vae.encode).latent_dist
     assert differ(ours.mode(), theirs.mean.permute(0, 2, 3, 1)) < 1e-5
@@ -101,18 +100,16 @@ def test_latents_of_an_autoencoder_are_raw_however_its_pipeline_scales_them(part
     assert np.allclose(pictures, expected.clip(0, 1).transpose(0, 2, 3, 1), atol=1e-5)
 
 
-def test_the_text_encoder_is_called_with_its_own_or_given_parameters(
-    parts, torch_pipelines, layout
-):
+def test_the_text_encoder_is_called_with_its_own_or_given_parameters(parts, torch_pipelines):
     encoder, params = parts["text_encoder"]
     ids = (
-        torch_pipelines[layout]
+        torch_pipelines["sd1"]
         .tokenizer(
             ["a cat", "two dogs on a mat"], padding="max_length", max_length=77, return_tensors="np"
         )
         .input_ids
     )
-    theirs = torch_pipelines[layout].text_encoder(torch.tensor(ids), output_hidden_states=True)
+    theirs = torch_pipelines["sd1"].text_encoder(torch.tensor(ids), output_hidden_states=True)
     ours = encoder(ids, params=params, output_hidden_states=True)
     assert differ(ours[0], theirs.last_hidden_state) < 1e-5
     assert differ(ours.pooler_output, theirs.pooler_output) < 1e-5

@@ -71,6 +71,7 @@ def test_pictures_with_factors_of_their_own_are_told_apart(monkeypatch, platform
     own = jax.tree.map(lambda leaf: jnp.asarray(draw((2, *leaf.shape))), of_one)
     graph, x = nnx.graphdef(network), jnp.asarray(draw((2, 6, 8)))
 
+    @jax.jit
     def fed(x, own):
         return nnx.merge(graph, factors.applied(params, adapted, own))(x)
 
