@@ -27,14 +27,16 @@ def few_layers() -> Iterator[None]:
         yield
 
 
-def make_pipeline(folder: Path, *, distilled: bool, heads: int = 3) -> diffusers.Flux2KleinPipeline:
+def make_pipeline(
+    folder: Path, *, distilled: bool, heads: int = 3, single_layers: int = 2
+) -> diffusers.Flux2KleinPipeline:
     """Return a tiny pipeline; its tokenizer goes to `folder`."""
     torch.manual_seed(0)
     parts = dict(
         transformer=diffusers.Flux2Transformer2DModel(
             in_channels=32,
             num_layers=1,
-            num_single_layers=2,
+            num_single_layers=single_layers,
             attention_head_dim=16,
             num_attention_heads=heads,
             joint_attention_dim=3 * TEXT,
