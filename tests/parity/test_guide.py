@@ -109,9 +109,9 @@ def _few_steps() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def guide(checkpoints, _few_steps) -> dict:
+def guide(least, _few_steps) -> dict:
     """The guide's names after its first blocks."""
-    names = {"MODEL": checkpoints["sd1"]}
+    names = {"MODEL": least}
     with pytest.warns(UserWarning, match="no 'bf16' files"):
         exec(SET_UP, names)
     exec(SAME_PROMPT, names)
