@@ -31,14 +31,14 @@ NOISE = RNG.standard_normal((2, 4, 16, 16)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def both(torch_pipelines, checkpoints, tmp_path_factory):
+def both(least_pipeline, least, tmp_path_factory):
     """(PyTorch's ControlNet, our pipeline, its parameters) of SD 1, as programs join them."""
-    theirs = make_controlnet(torch_pipelines["sd1"].unet)
+    theirs = make_controlnet(least_pipeline.unet)
     folder = tmp_path_factory.mktemp("lines")
     theirs.save_pretrained(folder)
     controlnet, own = FlaxControlNetModel.from_pretrained(folder, from_pt=True)
     pipeline, params = FlaxStableDiffusionControlNetPipeline.from_pretrained(
-        checkpoints["sd1"], controlnet=controlnet, from_pt=True, safety_checker=None
+        least, controlnet=controlnet, from_pt=True, safety_checker=None
     )
     assert "controlnet" not in params
     params["controlnet"] = own
@@ -46,10 +46,10 @@ def both(torch_pipelines, checkpoints, tmp_path_factory):
 
 
 @pytest.mark.slow("compiles a pipeline with a ControlNet")
-def test_pictures_follow_others_as_in_pytorch(both, torch_pipelines):
+def test_pictures_follow_others_as_in_pytorch(both, least_pipeline):
     theirs, pipeline, params = both
     reference = diffusers.StableDiffusionControlNetPipeline(
-        **torch_pipelines["sd1"].components, controlnet=theirs, requires_safety_checker=False
+        **least_pipeline.components, controlnet=theirs, requires_safety_checker=False
     )
     reference.set_progress_bar_config(disable=True)
     expected = np.round(
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(both, images, complaint):
         pipeline(ids, images, params, jax.random.key(0), 2)
 
 
-def test_a_controlnet_of_another_model_is_refused(both, checkpoints):
+def test_a_controlnet_of_another_model_is_refused(both):
     _, pipeline, _ = both
     other = FlaxControlNetModel(cross_attention_dim=1024)
     with pytest.raises(CheckpointError, match=r"The ControlNet takes texts of 1024 .* be 32\.$"):
