@@ -23,8 +23,10 @@ from tests.support.transformer_pictures import (
 class TestFlux(TransformerPictureTests, StartPictureTests, JourneyTests):
     family = Flux
     kinds = {
-        "dev": Kind(dict(dev=True), 28, 3.5, 0.25, negated=False),
-        "schnell": Kind(dict(dev=False), 4, 0.0, 0.4, guided=False, negated=False),
+        "dev": Kind(dict(dev=True, num_single_layers=1), 28, 3.5, 0.25, negated=False),
+        "schnell": Kind(
+            dict(dev=False, num_single_layers=1), 4, 0.0, 0.4, guided=False, negated=False
+        ),
     }
     tokens = {"dev": 512, "schnell": 256}
     prompts = ["a cat", "a red fox (with [brackets] and 1:1.5) on the left of a very small house"]
@@ -36,7 +38,7 @@ class TestFlux(TransformerPictureTests, StartPictureTests, JourneyTests):
         "transformer_blocks.0.attn.to_q",
         "transformer_blocks.0.attn.add_k_proj",
         "transformer_blocks.0.ff.net.0.proj",
-        "single_transformer_blocks.1.proj_out",
+        "single_transformer_blocks.0.proj_out",
     )
     misfits = [
         ("transformer", {"pooled_projection_dim": 65}, "77 tokens and gives 64.* takes 65, of 77"),

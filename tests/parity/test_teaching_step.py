@@ -104,8 +104,11 @@ CASES: dict[str, tuple[Callable, Callable]] = {
     "SDXL": (lambda folder: with_unet("sdxl"), of_unet),
     "SD 3.5": (lambda folder: sd3.make_pipeline(folder, "SD 3.5 medium", t5=False), of_sd3),
     "Z-Image": (lambda folder: z_image.make_pipeline(folder, shift=6.0), of_z_image),
-    "klein": (lambda folder: flux2.make_pipeline(folder, distilled=False), of_klein),
-    "FLUX.1": (lambda folder: flux.make_pipeline(folder, dev=True), of_flux),
+    "klein": (
+        lambda folder: flux2.make_pipeline(folder, distilled=False, single_layers=1),
+        of_klein,
+    ),
+    "FLUX.1": (lambda folder: flux.make_pipeline(folder, dev=True, num_single_layers=1), of_flux),
     "Anima": (anima.make_pipeline, of_anima),
     "Krea 2": (krea2.make_pipeline, of_krea2),
 }
