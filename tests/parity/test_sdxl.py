@@ -72,10 +72,10 @@ def make_unet(**options) -> diffusers.UNet2DConditionModel:
         **{
             "cross_attention_dim": 192,
             "use_linear_projection": True,
-            "block_out_channels": (16, 32),
-            "transformer_layers_per_block": (1, 2),
-            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "block_out_channels": (16,),
+            "transformer_layers_per_block": (2,),
+            "down_block_types": ("CrossAttnDownBlock2D",),
+            "up_block_types": ("CrossAttnUpBlock2D",),
             **options,
         },
     )
