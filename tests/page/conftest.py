@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from sd_tpu.http.access import Access
 from sd_tpu.http.gate import Gate, Names
 from sd_tpu.page import build, close, launch
-from tests.support.visitor import newcomer
+from tests.support.visitor import DESKTOP, newcomer
 
 # Tabs of one site share a process, and what it has compiled of the page.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--process-per-site"]
@@ -46,7 +46,7 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def visitor(chromium, address) -> Iterator[BrowserContext]:
     """Somebody, all of whose tabs share what the browser has cached and stored."""
-    with chromium.new_context(viewport={"width": 1440, "height": 900}) as context:
+    with chromium.new_context(viewport=DESKTOP, reduced_motion="reduce") as context:
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         context.new_page().goto(f"{address}robots.txt")  # the process lasts as long as a tab does
         yield context

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from playwright.sync_api import expect
 
 from tests.support.pages import served
 from tests.support.visitor import (
     LONG,
     PATIENCE,
+    expect,
     figures,
     fill,
     generate,

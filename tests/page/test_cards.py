@@ -6,7 +6,6 @@ import re
 
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import expect
 
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.checkpoint.card import ModelCard
@@ -21,6 +20,7 @@ from tests.support.visitor import (
     PROMPTS,
     alts,
     box,
+    expect,
     figures,
     fill,
     generate,

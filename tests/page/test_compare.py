@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from axe_core_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import expect
 
 from sd_tpu.gallery.files import captions
 from sd_tpu.page.compare import COMPARABLE, comparable, comparison, read_comparison, suggested
@@ -24,6 +23,7 @@ from tests.support.visitor import (
     alts,
     box,
     choose,
+    expect,
     figures,
     fill,
     make,

@@ -2,9 +2,9 @@
 
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
-from tests.support.visitor import box, fill, make, newcomer
+from tests.support.visitor import box, expect, fill, make, newcomer
 
 
 @pytest.fixture

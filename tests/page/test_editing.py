@@ -3,13 +3,23 @@
 import re
 
 import pytest
-from playwright.sync_api import expect
 
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.serving.engine import Engine
 from tests.support.flux2 import make_pipeline
 from tests.support.pages import PHOTO, hand_in, made_from, png, served
-from tests.support.visitor import PATIENCE, box, figures, fill, make, more, press, says, unfold
+from tests.support.visitor import (
+    PATIENCE,
+    box,
+    expect,
+    figures,
+    fill,
+    make,
+    more,
+    press,
+    says,
+    unfold,
+)
 
 FILES = [png(PHOTO[:, ::turn].repeat(2, 0).repeat(2, 1)) for turn in (1, -1)]
 FILES += [png(PHOTO[::-1].repeat(2, 0).repeat(2, 1))]

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page
 
 from sd_tpu.pictures.inputs import Input
 from tests.support.pages import made_from
-from tests.support.visitor import PATIENCE, figures, fill, make, says
+from tests.support.visitor import PATIENCE, expect, figures, fill, make, says
 
 SHEET = ["a fox", "a hen", *[""] * 6]
 

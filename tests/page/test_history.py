@@ -11,7 +11,6 @@ import gradio_client
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import expect
 
 from sd_tpu.gallery import history as history_module
 from sd_tpu.gallery.files import Files
@@ -28,6 +27,7 @@ from tests.support.pages import served
 from tests.support.visitor import (
     PATIENCE,
     box,
+    expect,
     figures,
     fill,
     generate,

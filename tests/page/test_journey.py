@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from axe_core_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page
 
 from sd_tpu.gallery.files import Files
 from sd_tpu.gallery.run import Backend
@@ -20,7 +20,7 @@ from sd_tpu.request import Request
 from sd_tpu.settings import Picture
 from sd_tpu.styles import Styles
 from tests.support.asking import following
-from tests.support.visitor import PATIENCE, fill, generate, make, more, says
+from tests.support.visitor import PATIENCE, expect, fill, generate, make, more, says
 
 
 def plan(tab: Page, number: int) -> Locator:

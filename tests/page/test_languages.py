@@ -5,12 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import expect
 
 from sd_tpu.language import LANGUAGES
 from sd_tpu.sampling.samplers import SAMPLERS
 from tests.support.pages import served
-from tests.support.visitor import LONG, PATIENCE, PROMPTS, figures, more, says, tools, visit
+from tests.support.visitor import LONG, PATIENCE, PROMPTS, expect, figures, more, says, tools, visit
 
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 

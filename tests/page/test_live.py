@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import expect
 
 from sd_tpu import settings
 from sd_tpu.gallery.files import PictureFile
@@ -29,6 +28,7 @@ from tests.support.visitor import (
     alts,
     box,
     choose,
+    expect,
     figures,
     fill,
     generate,

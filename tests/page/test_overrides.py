@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import expect
 
 from sd_tpu.gallery.files import captions
 from sd_tpu.links import read_link, write_link
@@ -20,6 +19,7 @@ from tests.support.visitor import (
     PATIENCE,
     box,
     choose,
+    expect,
     figures,
     fill,
     generate,

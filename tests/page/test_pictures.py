@@ -11,7 +11,6 @@ import pytest
 from axe_core_python.sync_playwright import Axe
 from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
-from playwright.sync_api import expect
 
 from benchmarks.page import STOPS
 from sd_tpu.gallery.files import Files
@@ -25,6 +24,7 @@ from tests.support.visitor import (
     alts,
     box,
     corners,
+    expect,
     figures,
     fill,
     generate,

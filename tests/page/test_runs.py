@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 from anyio.from_thread import start_blocking_portal
-from playwright.sync_api import expect
 
 from sd_tpu.gallery import run as run_module
 from sd_tpu.gallery.files import PictureFile
@@ -44,6 +43,7 @@ from tests.support.visitor import (
     alts,
     box,
     corners,
+    expect,
     figures,
     fill,
     generate,

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
 
 from sd_tpu.gallery import uploads
 from sd_tpu.gallery.uploads import MAX_KEPT, OVERHEAD, SIDE, Inputs, painted
@@ -13,6 +12,7 @@ from tests.support.pages import PHOTO, hand_in, made_from, png, slide
 from tests.support.visitor import (
     PATIENCE,
     box,
+    expect,
     figures,
     fill,
     make,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page
 
 from sd_tpu.language import ENGLISH
 from sd_tpu.page import build, close, launch, teach
@@ -19,7 +19,7 @@ from sd_tpu.serving.teaching import Teaching, TrainingRequest
 from sd_tpu.serving.training_run import STOPPED, TrainingRun
 from sd_tpu.settings import RequestError
 from tests.support.pages import png
-from tests.support.visitor import PATIENCE, box, make, newcomer, press, setting, unfold
+from tests.support.visitor import PATIENCE, box, expect, make, newcomer, press, setting, unfold
 
 TAUGHT = 120_000  # ms: compiling included
 HELP = re.compile("become a LoRA")

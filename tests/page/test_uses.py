@@ -1,13 +1,12 @@
 """A card's picture, or one of a visitor's own, as a control or a reference picture."""
 
 import pytest
-from playwright.sync_api import expect
 
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.serving.engine import Engine
 from tests.support.networks import make_adapter, make_controlnet, make_encoder
 from tests.support.pages import hand_in, made_from, png, served, slide
-from tests.support.visitor import figures, fill, make, more, newcomer, unfold
+from tests.support.visitor import expect, figures, fill, make, more, newcomer, unfold
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,80 @@
 """Actions on the page, for the browser tests."""
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from playwright.sync_api import BrowserContext, Locator, Page, expect
+import playwright.sync_api
+from axe_core_python.sync_playwright import Axe
+from playwright.sync_api import BrowserContext, Locator, Page
 
 PATIENCE = 30_000  # ms: what a step of a test may take on a busy machine
+FREQUENT = 2_000  # ms: Playwright looks each 100 ms where it has up to this, else each 500 ms
+COLOURS = ["color-contrast", "link-in-text-block"]  # axe's rules that look at colours
 PROMPTS = [f"picture number {i} <b>&" for i in range(1, 9)]
 LONG = 200  # steps
+DESKTOP = {"width": 1440, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+# What a browser has kept of others goes before a tab shows its first page, and stays from then on.
+FORGET = """try {
+    if (!sessionStorage.getItem("known")) localStorage.clear();
+    sessionStorage.setItem("known", "yes");
+} catch {}  // there is none on an empty page"""
+
+
+class Expectation:
+    """Playwright's expectations of an element or a page, which are looked at often."""
+
+    def __init__(self, of: Locator | Page):
+        self._of = of
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def check(*given: Any, timeout: float = 5_000, **options: Any) -> None:
+            end = time.monotonic() + timeout / 1000
+            while True:
+                left = 1000 * (end - time.monotonic())
+                expected = getattr(playwright.sync_api.expect(self._of), name)
+                try:
+                    return expected(*given, timeout=min(max(left, 1), FREQUENT), **options)
+                except AssertionError:
+                    if left <= FREQUENT:
+                        raise
+
+        return check
+
+
+def expect(of: Locator | Page) -> Expectation:
+    """Take the place of Playwright's function, half of whose waiting is for its next look."""
+    return Expectation(of)
+
+
+def violations(tab: Page, where: str | None = None, *, rules: list[str] | None = None) -> list[str]:
+    """Return what axe finds that keeps people out.
+
+    Args:
+        tab: the page.
+        where: a selector of the part that is looked at, by default the whole page.
+        rules: of axe, by default all that are for everybody.
+    """
+    options = {"resultTypes": ["violations"]}  # what it finds in order would be described as well
+    if rules:
+        options["runOnly"] = rules
+    found = Axe().run(tab, where, options)["violations"]
+    return [f"{rule['id']}: {node['target']}" for rule in found for node in rule["nodes"]]
+
+
+def keeps_nobody_out(tab: Page, where: str | None = None) -> None:
+    """Assert that axe finds nothing in the light scheme, and no wrong colours in the dark one."""
+    assert violations(tab, where) == []
+    dark = tab.locator("body.dark")
+    tab.emulate_media(color_scheme="dark")
+    expect(dark).to_have_count(1)
+    assert violations(tab, where, rules=COLOURS) == []
+    tab.emulate_media(color_scheme="light")
+    expect(dark).to_have_count(0)
 
 
 def visit(tab: Page, address: str) -> Page:
@@ -27,10 +93,9 @@ def newcomer(
     """Yield the page for somebody who was never there, but whose browser has its files."""
     with visitor.new_page() as tab:
         if phone:
-            tab.set_viewport_size({"width": 390, "height": 844})
+            tab.set_viewport_size(PHONE)
         tab.emulate_media(color_scheme=scheme)
-        tab.goto(f"{address}robots.txt")  # where nothing is kept anew
-        tab.evaluate("localStorage.clear()")
+        tab.add_init_script(FORGET)
         yield visit(tab, address)
 
 
@@ -113,9 +178,15 @@ def unfold(tab: Page, name: str) -> None:
 
 
 def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2) -> None:
-    for number, prompt in enumerate(prompts, start=1):
-        if box(tab, number).input_value() != prompt:  # each that is filled asks the server
-            box(tab, number).fill(prompt)
+    """Fill in prompts, a seed and how many steps, which leaves the settings open."""
+    tab.locator(".prompt textarea").evaluate_all(
+        """(boxes, prompts) => prompts.forEach((prompt, index) => {
+            if (boxes[index].value === prompt) return;
+            boxes[index].value = prompt;
+            boxes[index].dispatchEvent(new Event("input", { bubbles: true }));
+        })""",
+        prompts,
+    )
     if seed is not None:
         seed_box(tab).fill(str(seed))
     setting(tab, "Steps").fill(str(steps))
