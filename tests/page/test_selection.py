@@ -3,20 +3,23 @@
 import io
 import re
 import zipfile
+from collections.abc import Iterator
 
 import pytest
-from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page
 
 from tests.support.pages import made_from, served
 from tests.support.visitor import (
+    DESKTOP,
+    PHONE,
     PROMPTS,
     box,
+    expect,
     figures,
     fill,
     generate,
+    keeps_nobody_out,
     make,
-    newcomer,
     press,
     prompts,
     says,
@@ -24,6 +27,8 @@ from tests.support.visitor import (
     stop,
     tools,
     unfold,
+    violations,
+    visit,
 )
 
 SOURCES = "() => [...document.querySelectorAll('#cards img')].map((image) => image.src)"
@@ -55,6 +60,17 @@ def view(tab: Page, place: int) -> Locator:
     return tab.get_by_role("button", name=f"View picture {place}")
 
 
+@pytest.fixture(scope="module")
+def eight(chromium, address) -> Iterator[Page]:
+    """A tab with eight pictures, of which tests leave none selected."""
+    with chromium.new_context(viewport=DESKTOP) as context:
+        tab = visit(context.new_page(), address)
+        fill(tab, PROMPTS, seed=7)
+        make(tab)
+        tab.keyboard.press("Escape")
+        yield tab
+
+
 @pytest.fixture
 def drawn(tab) -> Page:
     fill(tab, PROMPTS, seed=7)
@@ -63,60 +79,60 @@ def drawn(tab) -> Page:
     return tab
 
 
-def test_numbers_select_alone_with_control_and_by_ranges(drawn):
-    expect(dock(drawn)).to_be_hidden()
-    number(drawn, 2).click()
-    assert chosen(drawn) == [2]
-    number(drawn, 5).click(modifiers=["Shift"])
-    assert chosen(drawn) == [2, 3, 4, 5]
-    number(drawn, 1).click(modifiers=["Shift"])
-    assert chosen(drawn) == [1, 2], "a range begins where the last one did"
-    number(drawn, 7).click(modifiers=["Control"])
-    number(drawn, 1).click(modifiers=["Control"])
-    assert chosen(drawn) == [2, 7]
-    expect(drawn.locator("#news")).to_have_text("Selected: 2, 7")
-    expect(dock(drawn).locator("bdi")).to_have_text("2, 7")
-    expect(generate(drawn)).to_be_hidden()
-    number(drawn, 3).click()
-    assert chosen(drawn) == [3]
-    dock(drawn).get_by_role("button", name="End the selection").click()
-    assert chosen(drawn) == []
-    expect(drawn.locator("#news")).to_have_text("Nothing is selected.")
-    expect(generate(drawn)).to_be_visible()
+def test_numbers_select_alone_with_control_and_by_ranges(eight):
+    expect(dock(eight)).to_be_hidden()
+    number(eight, 2).click()
+    assert chosen(eight) == [2]
+    number(eight, 5).click(modifiers=["Shift"])
+    assert chosen(eight) == [2, 3, 4, 5]
+    number(eight, 1).click(modifiers=["Shift"])
+    assert chosen(eight) == [1, 2], "a range begins where the last one did"
+    number(eight, 7).click(modifiers=["Control"])
+    number(eight, 1).click(modifiers=["Control"])
+    assert chosen(eight) == [2, 7]
+    expect(eight.locator("#news")).to_have_text("Selected: 2, 7")
+    expect(dock(eight).locator("bdi")).to_have_text("2, 7")
+    expect(generate(eight)).to_be_hidden()
+    number(eight, 3).click()
+    assert chosen(eight) == [3]
+    dock(eight).get_by_role("button", name="End the selection").click()
+    assert chosen(eight) == []
+    expect(eight.locator("#news")).to_have_text("Nothing is selected.")
+    expect(generate(eight)).to_be_visible()
 
 
-def test_keys_select_and_escape_ends_that_before_it_stops_anything(drawn):
-    view(drawn, 2).focus()
-    drawn.keyboard.press("Space")
-    drawn.keyboard.press("4")
-    drawn.keyboard.press("Space")
-    assert chosen(drawn) == [2, 4]
-    expect(drawn.get_by_role("dialog")).to_have_count(0)
-    drawn.keyboard.press("Space")
-    assert chosen(drawn) == [2]
-    drawn.keyboard.press("Shift+ArrowLeft")
-    drawn.keyboard.press("Shift+ArrowLeft")
-    drawn.keyboard.press("Shift+ArrowDown")
-    assert chosen(drawn) == [4, 5, 6], "from the one that had the focus at first"
-    drawn.keyboard.press("Control+a")
-    assert chosen(drawn) == [*range(1, 9)]
-    drawn.keyboard.press("Escape")
-    assert chosen(drawn) == []
-    expect(view(drawn, 6)).to_be_focused()
-    box(drawn, 1).focus()
-    drawn.keyboard.press("Control+a")
-    assert chosen(drawn) == [], "what is written there is chosen"
-    drawn.keyboard.press("Escape")  # from the prompt to its picture
-    expect(view(drawn, 1)).to_be_focused()
-    drawn.keyboard.press("Space")
-    drawn.keyboard.press("c")
-    words = dock(drawn).get_by_role("textbox")
+def test_keys_select_and_escape_ends_that_before_it_stops_anything(eight):
+    view(eight, 2).focus()
+    eight.keyboard.press("Space")
+    eight.keyboard.press("4")
+    eight.keyboard.press("Space")
+    assert chosen(eight) == [2, 4]
+    expect(eight.get_by_role("dialog")).to_have_count(0)
+    eight.keyboard.press("Space")
+    assert chosen(eight) == [2]
+    eight.keyboard.press("Shift+ArrowLeft")
+    eight.keyboard.press("Shift+ArrowLeft")
+    eight.keyboard.press("Shift+ArrowDown")
+    assert chosen(eight) == [4, 5, 6], "from the one that had the focus at first"
+    eight.keyboard.press("Control+a")
+    assert chosen(eight) == [*range(1, 9)]
+    eight.keyboard.press("Escape")
+    assert chosen(eight) == []
+    expect(view(eight, 6)).to_be_focused()
+    box(eight, 1).focus()
+    eight.keyboard.press("Control+a")
+    assert chosen(eight) == [], "what is written there is chosen"
+    eight.keyboard.press("Escape")  # from the prompt to its picture
+    expect(view(eight, 1)).to_be_focused()
+    eight.keyboard.press("Space")
+    eight.keyboard.press("c")
+    words = dock(eight).get_by_role("textbox")
     expect(words).to_be_focused()
-    drawn.keyboard.type("red k 1")
-    assert chosen(drawn) == [1]
-    drawn.keyboard.press("Escape")
-    expect(view(drawn, 1)).to_be_focused()
-    assert chosen(drawn) == []
+    eight.keyboard.type("red k 1")
+    assert chosen(eight) == [1]
+    eight.keyboard.press("Escape")
+    expect(view(eight, 1)).to_be_focused()
+    assert chosen(eight) == []
 
 
 def test_space_presses_what_stands_for_a_picture_that_is_not_there(tab):
@@ -309,20 +325,19 @@ def test_a_card_alone_is_varied_from_its_menu(tab):
     assert prompts(tab) == ["a fox", *["a hen"] * 7]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("phone", [False, True])
-@pytest.mark.slow("has axe look through the page")
-def test_the_dock_of_a_selection_keeps_nobody_out(visitor, address, scheme, phone):
-    with newcomer(visitor, address, scheme, phone=phone) as tab:
-        fill(tab, THREE, seed=7, steps=2)
-        tab.keyboard.press("Escape")
-        make(tab)
-        number(tab, 1).click()
-        number(tab, 2).click(modifiers=["Control"])
-        words = dock(tab).get_by_role("textbox")
+def test_the_dock_of_a_selection_keeps_nobody_out(tab):
+    fill(tab, THREE, seed=7, steps=2)
+    tab.keyboard.press("Escape")
+    make(tab)
+    number(tab, 1).click()
+    number(tab, 2).click(modifiers=["Control"])
+    words = dock(tab).get_by_role("textbox")
+    for phone in (False, True):
+        if phone:
+            tab.set_viewport_size(PHONE)
         for text in ("", "red"):
             words.fill(text)
-            assert Axe().run(tab)["violations"] == []
+            keeps_nobody_out(tab, None if text else "#selection")
             inside = tab.locator("#selection :visible").evaluate_all("""all => all.every((each) => {
                 const { left, right, bottom } = each.getBoundingClientRect();
                 return left >= 0 && right <= innerWidth && bottom <= innerHeight;
@@ -381,7 +396,7 @@ def test_two_pictures_lie_side_by_side_with_what_sets_them_apart(tab):
     tab.mouse.up()
     assert 20 < int(dialog.locator(".pair").evaluate(edge).rstrip("%")) < 30
     expect(dialog.get_by_role("button")).to_have_text(["Close"])
-    assert Axe().run(tab)["violations"] == []
+    assert violations(tab, "dialog[open]") == []
     tab.keyboard.press("Escape")
     expect(beside).to_be_focused()
     assert chosen(tab) == [1, 3], "Escape has closed the dialog alone"
@@ -404,7 +419,7 @@ def test_seven_choices_by_arrow_keys_find_the_best_of_eight_and_keep_it(drawn):
     sources = "all => all.map((image) => image.src)"
     assert dialog.locator("img").evaluate_all(sources) == shown[:2]
     expect(dialog).to_contain_text("Choice 1 of 7")
-    assert Axe().run(drawn)["violations"] == []
+    assert violations(drawn, "dialog[open]") == []
     drawn.keyboard.press("ArrowRight")
     assert dialog.locator("img").evaluate_all(sources) == [shown[2], shown[1]]
     for _ in range(4):
@@ -438,10 +453,11 @@ def test_the_best_of_a_selection_takes_one_choice_less_and_may_be_left_open(draw
 
 
 @pytest.mark.slow("stops runs that were made slow")
-def test_stop_takes_the_buttons_place_and_escape_ends_the_selection_first(tab, slow_engine):
+def test_stop_takes_the_buttons_place_and_escape_ends_the_selection_first(tab, request):
     fill(tab, THREE, seed=7, steps=25)
     tab.keyboard.press("Escape")  # which closes the settings
     make(tab)
+    request.getfixturevalue("slow_engine")
     number(tab, 2).click()
     words, change = dock(tab).get_by_role("textbox"), dock(tab).get_by_role("button", name="Change")
     words.fill("red")
