@@ -1,5 +1,7 @@
 """Engines whose replicas have several chips: the same pictures, whatever the shape of the mesh."""
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 import pytest
@@ -20,8 +22,9 @@ KINDS = {
     ),
     "FLUX.2 klein": lambda folder: flux2.make_pipeline(folder, distilled=False, heads=HEADS),
 }
-SKIPPED = {"FLUX.1": 0, "FLUX.2 klein": 2}  # of PICTURES: 512 tokens of text take long
-SHAPES = {"FLUX.1": (1, 2, 8), "FLUX.2 klein": (1, 4)}  # chips of a replica
+SKIPPED = {"FLUX.1": 0, "FLUX.2 klein": 2}  # of PICTURES: how rows are made is not the kind's
+# Chips of a replica: beside single ones, one replica of all, and two of four.
+SHAPES = {"FLUX.1": (1, 8), "FLUX.2 klein": (1, 4)}
 ADAPTED = {
     "FLUX.1": ("transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.proj_out"),
     "FLUX.2 klein": (
@@ -41,9 +44,10 @@ PICTURES = [
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request) -> str:
-    """Each kind of model in turn."""
-    return request.param
+def kind(request) -> Iterator[str]:
+    """Each kind of model in turn, with small texts."""
+    with flux2.few_layers(), flux2.few_tokens():
+        yield request.param
 
 
 @pytest.fixture(scope="module")

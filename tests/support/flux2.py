@@ -14,6 +14,7 @@ from tests.support.qwen import make_config, make_tokenizer
 from tests.support.tiny import stir
 
 TEXT = 16  # channels of the language model
+SHORT = 128  # tokens
 FEW = (1, 2, 4)  # not 9, 18 and 27, which take most of the time of tests
 
 
@@ -24,6 +25,16 @@ def few_layers() -> Iterator[None]:
     diffusers is to be told, as `text_encoder_out_layers`.
     """
     with mock.patch.object(Flux2Klein, "taken", FEW):
+        yield
+
+
+@contextmanager
+def few_tokens() -> Iterator[None]:
+    """Have texts of fewer tokens than diffusers takes, where nothing is compared with it."""
+    with (
+        mock.patch.object(flux2_klein, "TOKENS", SHORT),
+        mock.patch.object(flux2_klein.Flux2Klein, "buckets", (SHORT,)),
+    ):
         yield
 
 
