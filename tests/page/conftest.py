@@ -5,6 +5,7 @@ files could not call `asyncio.run` there.
 """
 
 import shutil
+import threading
 from collections.abc import Iterator
 
 import gradio_client
@@ -57,6 +58,21 @@ def tab(visitor, address) -> Iterator[Page]:
     """The page as it looks to somebody who was never there."""
     with newcomer(visitor, address) as tab:
         yield tab
+
+
+@pytest.fixture
+def may_draw(page_engine, monkeypatch) -> Iterator[threading.Event]:
+    """What the engine waits for with a row of any picture."""
+    execute, go = page_engine.worker.execute, threading.Event()
+
+    def hold(plan):
+        if plan.rows:
+            go.wait()
+        return execute(plan)
+
+    monkeypatch.setattr(page_engine.worker, "execute", hold)
+    yield go
+    go.set()
 
 
 @pytest.fixture(scope="module")
