@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-from axe_core_python.sync_playwright import Axe
 from gradio.route_utils import delete_files_created_by_app
 from PIL import Image
 
@@ -18,8 +17,10 @@ from sd_tpu.pictures.images import read_png
 from sd_tpu.settings import MAX_SEED
 from tests.support.asking import make_request
 from tests.support.visitor import (
+    DESKTOP,
     LONG,
     PATIENCE,
+    PHONE,
     PROMPTS,
     alts,
     box,
@@ -28,9 +29,9 @@ from tests.support.visitor import (
     figures,
     fill,
     generate,
+    keeps_nobody_out,
     make,
     more,
-    newcomer,
     prompts,
     says,
     seed_box,
@@ -163,14 +164,30 @@ def test_minus_one_draws_a_seed_that_can_be_used_again(tab):
     expect(seed_box(tab)).to_have_value(drawn)
 
 
-def test_before_there_are_pictures_nothing_can_be_done_with_them_and_it_says_why(tab):
+@pytest.fixture(scope="module")
+def unused(chromium, address):
+    """A tab in which nothing is drawn."""
+    with chromium.new_context(viewport=DESKTOP) as context:
+        yield visit(context.new_page(), address)
+
+
+@pytest.fixture
+def still(unused):
+    """That tab, with nothing open."""
+    unused.set_viewport_size(DESKTOP)
+    unused.evaluate("scrollTo(0, 0)")
+    unused.keyboard.press("Escape")
+    return unused
+
+
+def test_before_there_are_pictures_nothing_can_be_done_with_them_and_it_says_why(still):
     for name in ("Download all (ZIP)", "Download as one picture", "Copy link"):
-        button = tool(tab, name)
+        button = tool(still, name)
         expect(button).to_be_disabled()
         expect(button).to_have_attribute("title", "There are no pictures yet.")
-    tab.get_by_role("button", name="Reuse last").click()
-    says(tab, "There is no seed to reuse yet")
-    expect(seed_box(tab)).to_have_value("-1")
+    still.get_by_role("button", name="Reuse last").click()
+    says(still, "There is no seed to reuse yet")
+    expect(seed_box(still)).to_have_value("-1")
 
 
 def test_of_a_run_that_was_stopped_the_link_can_still_be_copied(tab, slow_engine):
@@ -194,18 +211,20 @@ def test_a_single_picture_is_not_leafed_through(tab):
     )
 
 
-def test_the_server_says_what_it_is(tab):
-    unfold(tab, "About this server")
-    about = tab.locator("#about-panel")
+def test_the_server_says_what_it_is(still):
+    unfold(still, "About this server")
+    about = still.locator("#about-panel")
     for words in ("1 × CPU, no TPU here", "float32", "32×32, compiled", "gradio 6", "ready"):
         expect(about).to_contain_text(words)
 
 
-def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(tab, page_engine, monkeypatch):
+def test_the_server_says_that_it_looks_at_fewer_tokens_where_it_does(
+    still, page_engine, monkeypatch
+):
     fewer = dataclasses.replace(page_engine.checkpoint.model, token_downsampling=2)
     monkeypatch.setattr(page_engine.checkpoint, "model", fewer)
-    unfold(tab, "About this server")
-    expect(tab.locator("#about-panel")).to_contain_text("Token downsampling2")
+    unfold(still, "About this server")
+    expect(still.locator("#about-panel")).to_contain_text("Token downsampling2")
 
 
 def test_the_page_asks_no_other_host(visitor, address):
@@ -222,7 +241,7 @@ def test_the_page_asks_no_other_host(visitor, address):
 @pytest.fixture(scope="module")
 def phone(chromium, address):
     """The page on a phone, with pictures."""
-    with chromium.new_context(viewport={"width": 390, "height": 844}) as context:
+    with chromium.new_context(viewport=PHONE) as context:
         tab = visit(context.new_page(), address)
         fill(tab, ["w" * 300, *PROMPTS[1:]], seed=MAX_SEED)
         make(tab)
@@ -245,10 +264,12 @@ def test_a_phone_needs_no_sideways_scrolling(phone):
 @pytest.mark.parametrize(
     ("width", "height", "whole"), [(1440, 900, 8), (1366, 768, 8), (1280, 560, 4)]
 )
-def test_pictures_are_in_sight_with_their_prompts_before_anybody_scrolls(tab, width, height, whole):
-    tab.set_viewport_size({"width": width, "height": height})
-    covered = tab.locator("#bar").bounding_box()["y"]
-    cards = tab.locator(".card").evaluate_all("""cards => cards.map(card => {
+def test_pictures_are_in_sight_with_their_prompts_before_anybody_scrolls(
+    still, width, height, whole
+):
+    still.set_viewport_size({"width": width, "height": height})
+    covered = still.locator("#bar").bounding_box()["y"]
+    cards = still.locator(".card").evaluate_all("""cards => cards.map(card => {
         const { top, bottom } = card.getBoundingClientRect();
         return [top, bottom];
     })""")
@@ -274,21 +295,21 @@ def test_nothing_is_cut_off_or_overlaps_at_any_width_with_seeds_of_ten_digits(ph
                 .map(() => parts[i].outerHTML));
         })""")
         assert not over, width
-    phone.set_viewport_size({"width": 390, "height": 844})
+    phone.set_viewport_size(PHONE)
 
 
-def test_the_bar_covers_nothing_of_the_foot(tab):
+def test_the_bar_covers_nothing_of_the_foot(still):
     for width, height in ((1440, 900), (1024, 768), (880, 800)):
-        tab.set_viewport_size({"width": width, "height": height})
-        tab.evaluate("scrollTo(0, document.body.scrollHeight)")
-        assert tab.locator("footer .show-api").evaluate("""link => {
+        still.set_viewport_size({"width": width, "height": height})
+        still.evaluate("scrollTo(0, document.body.scrollHeight)")
+        assert still.locator("footer .show-api").evaluate("""link => {
             const { x, y, width, height } = link.getBoundingClientRect();
             return link.contains(document.elementFromPoint(x + width / 2, y + height / 2));
         }"""), width
 
 
-def test_a_long_prompt_is_seen_from_its_beginning_once_its_box_is_left(tab):
-    prompt = box(tab, 1)
+def test_a_long_prompt_is_seen_from_its_beginning_once_its_box_is_left(still):
+    prompt = box(still, 1)
     prompt.fill("a very long prompt, " * 40)
     prompt.press("End")
     assert prompt.evaluate("box => { box.scrollTop = 1e6; return box.scrollTop }") > 0
@@ -325,15 +346,15 @@ def test_what_gradio_would_load_piece_by_piece_comes_at_once(chromium, address):
     assert not any("iframeResizer" in url for url in asked)
 
 
-def test_no_panel_moves_a_picture(tab):
-    before, folds = corners(tab), tab.locator(".fold")
+def test_no_panel_moves_a_picture(still):
+    before, folds = corners(still), still.locator(".fold")
     assert folds.count() == 15
     for fold in folds.all():
         fold.evaluate("fold => fold.click()")
-        expect(tab.locator("#sheet [data-open]")).to_have_count(1)
-        assert corners(tab) == before
-    tab.keyboard.press("Escape")
-    expect(tab.locator("#sheet")).to_be_hidden()
+        expect(still.locator("#sheet [data-open]")).to_have_count(1)
+        assert corners(still) == before
+    still.keyboard.press("Escape")
+    expect(still.locator("#sheet")).to_be_hidden()
     expect(folds.last).to_be_focused()
 
 
@@ -345,28 +366,26 @@ TARGETS = """least => [...document.querySelectorAll("button, a, summary, input, 
     .map(([name]) => name)"""
 
 
-def test_everything_to_be_touched_is_large_enough(phone, tab):
+def test_everything_to_be_touched_is_large_enough(phone, still):
     assert phone.evaluate(TARGETS, 44) == []
-    assert tab.evaluate(TARGETS, 24) == []
+    assert still.evaluate(TARGETS, 24) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.slow("has axe look through the page with each panel")
-def test_axe_finds_nothing_that_keeps_people_out(visitor, address, scheme):
-    with newcomer(visitor, address, scheme) as tab:
-        fill(tab, ["word " * 70, *[""] * 7])  # whose tokens are counted
-        make(tab)
-        for name in ("Paste a list", "Read a picture"):
-            unfold(tab, name)
-        unfold(tab, "About this server")
-        assert Axe().run(tab)["violations"] == []
-        setting(tab, "Steps").fill("0")
-        tab.locator("#generate").click()
-        says(tab, "Steps should be")
-        assert Axe().run(tab)["violations"] == []
-        figures(tab).first.get_by_role("button", name="View picture").click()
-        # Not what is behind it, which nobody can reach: Axe would see it against the wrong ground.
-        assert Axe().run(tab, "#viewer")["violations"] == []
+def test_axe_finds_nothing_that_keeps_people_out(tab):
+    fill(tab, ["word " * 70, *[""] * 7])  # whose tokens are counted
+    make(tab)
+    for name in ("Paste a list", "Read a picture"):
+        unfold(tab, name)
+    unfold(tab, "About this server")
+    keeps_nobody_out(tab)
+    setting(tab, "Steps").fill("0")
+    tab.locator("#generate").click()
+    says(tab, "Steps should be")
+    keeps_nobody_out(tab)
+    figures(tab).first.get_by_role("button", name="View picture").click()
+    # Not what is behind it, which nobody can reach: Axe would see it against the wrong ground.
+    keeps_nobody_out(tab, "#viewer")
 
 
 def test_everything_is_reached_by_keyboard_alone(tab):
