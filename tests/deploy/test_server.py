@@ -28,9 +28,19 @@ from tests.support.processes import told_by
 
 PATIENCE = 120.0  # seconds
 # What a shell starts in the background ignores Ctrl+C, and so would what these tests start.
+# A step takes a fifth of a second, so that pictures are under way when the server is to end.
 INTERRUPTIBLE = """
-import runpy, signal
+import dataclasses, runpy, signal, time
+from sd_tpu.serving.worker import Worker
 signal.signal(signal.SIGINT, signal.default_int_handler)
+execute = Worker.execute
+def slowly(self, plan):
+    report = execute(self, plan)
+    if not plan.rows:
+        return report
+    time.sleep(0.2)
+    return dataclasses.replace(report, advance_seconds=report.advance_seconds + 0.2)
+Worker.execute = slowly
 runpy.run_path("app.py", run_name="__main__")
 """
 
@@ -346,7 +356,7 @@ def test_a_page_that_cannot_be_served_after_all_is_a_sentence(monkeypatch, capsy
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.slow("starts the server, and waits for what it draws")
-def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, checkpoints, tmp_path):
+def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, least, tmp_path):
     (tmp_path / "keys").write_text("a-key\n")
     files = tmp_path / "files"
     program = subprocess.Popen(
@@ -355,7 +365,7 @@ def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, chec
             "-c",
             INTERRUPTIBLE,
             "--model",
-            str(checkpoints["sd1"]),
+            str(least),
             "--devices",
             "1",
             "--no-history",
@@ -389,7 +399,7 @@ def test_sigterm_lets_what_runs_be_finished_and_ctrl_c_ends_at_once(ending, chec
             f"{address}sdapi/v1/txt2img",
             auth=("", "a-key"),
             timeout=PATIENCE,
-            json={"prompt": prompt, "steps": 100, "batch_size": count},
+            json={"prompt": prompt, "steps": 20, "batch_size": count},
         )
 
     thread = threading.Thread(target=draw)
@@ -462,12 +472,12 @@ def test_a_proxy_of_the_environment_is_used_or_named_before_anything_is_loaded(
 @pytest.mark.slow("starts the server, and waits for what it draws")
 @pytest.mark.parametrize("ended", [False, True])
 def test_the_address_answers_before_programs_are_compiled_and_what_is_asked_for_waits(
-    checkpoints, tmp_path, ended
+    least, tmp_path, ended
 ):
     go, flags = tmp_path / "go", ["--devices", "1", "--no-history", "--api", "--api-public"]
     flags += ["--grace", "100"]
     program = subprocess.Popen(
-        [sys.executable, "-c", HELD.format(go=go), "--model", str(checkpoints["sd1"]), *flags],
+        [sys.executable, "-c", HELD.format(go=go), "--model", str(least), *flags],
         cwd=Path(app.__file__).parents[1],
         stdout=subprocess.PIPE,
         text=True,
