@@ -202,6 +202,7 @@ def press(tab: Page, button: Locator) -> None:
 def make(tab: Page) -> None:
     press(tab, generate(tab))
     says(tab, "Done in")
+    expect(stop(tab)).to_be_disabled(timeout=PATIENCE)  # its answer may come after its end
 
 
 def alts(tab: Page) -> list[str]:
