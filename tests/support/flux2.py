@@ -32,8 +32,8 @@ def few_layers() -> Iterator[None]:
 def few_tokens() -> Iterator[None]:
     """Have texts of fewer tokens than diffusers takes, where nothing is compared with it."""
     with (
-        mock.patch.object(flux2_klein, "TOKENS", SHORT),
-        mock.patch.object(flux2_klein.Flux2Klein, "buckets", (SHORT,)),
+        mock.patch("sd_tpu.families.flux2_klein.TOKENS", SHORT),
+        mock.patch.object(Flux2Klein, "buckets", (SHORT,)),
     ):
         yield
 
