@@ -427,6 +427,31 @@ def larger(picture: Picture, width: int, height: int, strength: float, taken: in
     return _started_anew(picture, strength, taken, width=width, height=height)
 
 
+FEW_STEPS = ("lcm", "tcd")  # samplers of models that were distilled into few
+
+
+def preset_steps(steps: int) -> list[int]:
+    """Return the steps of the presets Draft, Balanced and Fine, for a model of so many."""
+    return [min(max(1, round(steps * share)), MAX_STEPS) for share in (0.5, 1, 2)]
+
+
+def finished(picture: Picture, steps: int) -> Picture | None:
+    """Return the settings that draw a draft again, finely and from the same noise.
+
+    Args:
+        picture: as it was drawn.
+        steps: of its model.
+
+    Returns:
+        None for what is no draft: it has more steps than the preset of that name, or is drawn by
+        a sampler that needs few.
+    """
+    draft, own, fine = preset_steps(steps)
+    if picture.steps > draft or draft == own or picture.sampler in FEW_STEPS:
+        return None
+    return dataclasses.replace(picture, steps=fine)
+
+
 def reworded(picture: Picture, words: Any, strength: Any, *, edits: bool) -> Picture:
     """Return the settings that draw a finished picture again, changed as words say.
 

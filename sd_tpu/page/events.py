@@ -57,9 +57,11 @@ from sd_tpu.request import (
     AnyModelCatalog,
     Request,
     extended,
+    finished,
     for_all,
     journey,
     larger,
+    preset_steps,
     reworded,
     varied,
 )
@@ -208,6 +210,7 @@ class RunStream:
                 view.size,
                 stars.get(card.kept),
                 bool(card.picture) and self._edits(card.asked.model),
+                card.picture and _finished(card, self.runs.backend.engine.catalog),
             )
             for card in cards
         }
@@ -388,6 +391,15 @@ class Actions:
         return _named(there) | self._filled_with(
             Request().replaced(index, variant.asked), [index], asked
         )
+
+    def _do_finish(self, asked: ActionRequest) -> dict[str, Any]:
+        """Draw drafts again, finely and from the same noise, and have their boxes ask for that."""
+        cards = [self._card(asked, index) for index in asked.indices]
+        anew = {card.index: _finished(card, self.engine.catalog) for card in cards}
+        drafts = {index: (index, picture) for index, picture in anew.items() if picture}
+        if not drafts:
+            raise RequestError("None of these pictures is a draft.")
+        return self._draw_and_fill(drafts, asked)
 
     def _do_extend(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw what lies beside a card's picture, and fill its box in; the others stay."""
@@ -670,7 +682,7 @@ class Actions:
             defaults = catalog.defaults(filled.get("model", ""))
         except RequestError:
             return {}
-        presets = layout.preset_steps(defaults.steps)
+        presets = preset_steps(defaults.steps)
         values = {"paces": [None] * len(presets), "pace": None}
         with suppress(RequestError):
             picture = for_all({**filled, "seed": 0}, catalog)
@@ -1033,6 +1045,14 @@ def _making(run: Run, count: int, asked: ActionRequest) -> dict[str, Any]:
     """Return a run as `_named`, and the news that so many pictures are on their way."""
     pictures = Sentence("1 picture") if count == 1 else Sentence("{count} pictures", count=count)
     return {**_named(run), "news": asked.language.say("Making {count}.", count=pictures)}
+
+
+def _finished(card: Card, catalog: Catalog) -> Picture | None:
+    """Return the settings that finish a card's picture; None if it is no draft, or the model has
+    gone."""
+    with suppress(RequestError):
+        return finished(card.asked, catalog.defaults(card.asked.model).steps)
+    return None
 
 
 def _without_stopped(request: Request, cards: Sequence[Card], indices: Collection[int]) -> Request:

@@ -17,14 +17,13 @@ from sd_tpu.page.form import sizes
 from sd_tpu.page.parts import part
 from sd_tpu.pictures.images import MAX_FILE_BYTES, VERSION, webp_url
 from sd_tpu.pictures.movie import kinds_here
-from sd_tpu.request import JOURNEYS
+from sd_tpu.request import JOURNEYS, preset_steps
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.serving.client import EngineClient
 from sd_tpu.settings import (
     CONTROL,
     JOURNEY,
     MAX_PROMPTS,
-    MAX_STEPS,
     REFERENCE,
     SETTINGS,
     SIDES,
@@ -223,11 +222,6 @@ def sample_sets(prompts: tuple[str, ...]) -> list[list[str]]:
     """Return sample prompts by the eight; the last set may be shorter."""
     padded = [*prompts, *[""] * (-len(prompts) % MAX_PROMPTS)] or [""] * MAX_PROMPTS
     return [padded[i : i + MAX_PROMPTS] for i in range(0, len(padded), MAX_PROMPTS)]
-
-
-def preset_steps(steps: int) -> list[int]:
-    """Return the steps of the presets Draft, Balanced and Fine, for a model of so many."""
-    return [min(max(1, round(steps * share)), MAX_STEPS) for share in (0.5, 1, 2)]
 
 
 def about(engine: EngineClient, language: Language) -> str:

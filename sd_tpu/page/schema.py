@@ -81,6 +81,13 @@ class Choose(Message):
     variant: int | None
 
 
+class Finish(Message):
+    """Draw the drafts of cards again, finely and from the same noise."""
+
+    do: Literal["finish"]
+    indices: Indices
+
+
 class Extend(Message):
     """Draw what lies beside a card's picture: pixels to the left, above, to the right, below."""
 
@@ -261,6 +268,7 @@ Asked = (
     | Change
     | Around
     | Choose
+    | Finish
     | Extend
     | Beside
     | Zip

@@ -1,8 +1,10 @@
 """What a card does on its own: it is kept, varied, drawn again where something has changed."""
 
+import dataclasses
 import itertools
 import json
 import re
+from functools import partial
 
 import pytest
 
@@ -12,7 +14,7 @@ from sd_tpu.language import ENGLISH
 from sd_tpu.page.layout import example
 from sd_tpu.page.parts import part
 from sd_tpu.pictures.images import read_png
-from tests.support.pages import settings_png
+from tests.support.pages import made_from, settings_png
 from tests.support.visitor import (
     LONG,
     PATIENCE,
@@ -428,3 +430,38 @@ def test_a_prompt_is_completed_by_keys_or_a_tap_and_favourites_are_offered(tab):
     expect(mark).to_have_attribute("aria-pressed", "false")
     last.focus()
     expect(offered).to_have_count(0)
+
+
+def test_a_draft_is_finished_with_its_seed_by_its_sign_by_a_key_or_with_all_that_are_kept(tab):
+    fill(tab, ["a fox", "a hen", "an owl", *[""] * 5], seed=7, steps=2)
+    make(tab)
+    signs = tab.get_by_role("button", name="Finish picture")
+    expect(signs).to_have_count(3)
+    drafts = [made_from(tab, number) for number in (1, 2, 3)]
+
+    def finish(press) -> None:
+        tab.locator("#line p").evaluate("line => { line.textContent = '' }")
+        press()
+        says(tab, "Done in")
+
+    finish(signs.first.click)
+    expect(signs).to_have_count(2)
+    finished = [made_from(tab, number) for number in (1, 2, 3)]
+    assert finished == [dataclasses.replace(drafts[0], steps=40), *drafts[1:]]
+    generate(tab).click()
+    says(tab, "All pictures are there already")  # the box asks for what is there
+    tab.get_by_role("button", name="View picture 2").focus()
+    finish(partial(tab.keyboard.press, "f"))
+    expect(signs).to_have_count(1)
+    kept = tab.locator("#finish")
+    expect(kept).to_be_hidden()
+    for number in (2, 3):  # of which one is finished already
+        tab.get_by_role("button", name=f"View picture {number}").focus()
+        tab.keyboard.press("k")
+    expect(kept).to_have_text("Finish 1")
+    finish(kept.click)
+    expect(signs).to_have_count(0)
+    expect(kept).to_be_hidden()
+    assert made_from(tab, 3) == dataclasses.replace(drafts[2], steps=40)
+    tab.locator("#undo").click()
+    expect(signs).to_have_count(1)

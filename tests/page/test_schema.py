@@ -39,6 +39,7 @@ def test_a_message_keeps_the_fields_that_it_has_and_no_others():
         {"do": "change", "indices": [], "words": "red", "strength": 0.5},
         {"do": "around", "indices": [8], "strength": 0.5},
         {"do": "choose", "index": 0, "variant": "1"},
+        {"do": "finish", "indices": []},
         {"do": "styles", "seen": [1]},
         {"do": "look", "indices": [*range(8), 0]},
         {"do": "zip", "indices": [*range(8), 0]},

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from sd_tpu.request import NOT_YET, Request, extended, reworded
+from sd_tpu.request import NOT_YET, Request, extended, finished, reworded
 from sd_tpu.settings import (
     MAX_SEED,
     OVERRIDABLE,
@@ -447,3 +447,19 @@ def test_an_extension_is_a_start_picture_on_a_larger_canvas_with_a_mask():
 def test_an_extension_that_cannot_be_is_refused_in_a_sentence(sides, said):
     with pytest.raises(RequestError, match=said):
         extended(picture(), sides, 8)
+
+
+@pytest.mark.parametrize(
+    "own, changes, steps",
+    [
+        (20, {"steps": 10}, 40),
+        (20, {"steps": 11}, None),
+        (20, {"steps": 4, "sampler": "lcm"}, None),
+        (150, {"steps": 75}, 200),  # of which there are no more
+        (1, {"steps": 1}, None),  # there is nothing below
+    ],
+)
+def test_a_draft_is_finished_in_twice_the_steps_of_its_model(own, changes, steps):
+    picture = dataclasses.replace(CARD, **changes)
+    anew = finished(picture, own)
+    assert anew == (steps and dataclasses.replace(picture, steps=steps))

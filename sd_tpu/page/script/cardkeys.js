@@ -14,6 +14,7 @@ const BUTTONS = {
     KeyC: ".actions > [data-do=change]",
     KeyV: ".actions > [data-do=vary]",
     KeyK: ".actions > [data-do=keep]",
+    KeyF: ".draft",
     KeyS: ".actions > [data-do=star]",
     KeyD: ".actions > a[download]",
     KeyM: ".actions > [popovertarget]",

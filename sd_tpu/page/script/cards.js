@@ -16,6 +16,12 @@ export function isKept(index) {
     return state.keep[index] && $(picture, cards()[index]) !== null;
 }
 
+/** Whether a card has a picture of few steps, to be finished. @param {number} index */
+export const isDraft = (index) => $("figure[data-draft]", cards()[index]) !== null;
+
+export const keptDrafts = () =>
+    [...cards().keys()].filter((index) => isKept(index) && isDraft(index));
+
 /** Drops the marks of cards that have no picture to keep. */
 export function keepOnlyPictures() {
     state.keep = state.keep.map((_, index) => isKept(index));
@@ -34,6 +40,10 @@ export function showCards() {
         // Of another prompt than is there now a picture says so, and an example nothing.
         $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);
     }
+    const drafts = keptDrafts().length;
+    const finish = $("#finish");
+    finish.hidden = drafts === 0;
+    finish.textContent = String(finish.dataset.count).replace("%", String(drafts));
     showUses();
 }
 

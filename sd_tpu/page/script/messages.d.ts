@@ -1,4 +1,4 @@
-// Made of sd_tpu/page/schema.py by `make script`: 3de2901666fc9279
+// Made of sd_tpu/page/schema.py by `make script`: d7ed028fd7e0a162
 
 export type Asked =
     | Plain
@@ -6,6 +6,7 @@ export type Asked =
     | Change
     | Around
     | Choose
+    | Finish
     | Extend
     | Beside
     | Zip
@@ -113,6 +114,21 @@ export interface Choose {
     do: "choose";
     index: number;
     variant: number | null;
+}
+/**
+ * Draw the drafts of cards again, finely and from the same noise.
+ */
+export interface Finish {
+    lang: string;
+    browser: string | null;
+    run: string | null;
+    form: Form;
+    do: "finish";
+    /**
+     * @minItems 1
+     * @maxItems 8
+     */
+    indices: number[];
 }
 /**
  * Draw what lies beside a card's picture: pixels to the left, above, to the right, below.

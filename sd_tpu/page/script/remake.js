@@ -2,8 +2,10 @@
 
 import { register } from "./actions.js";
 import { $, cards } from "./dom.js";
+import { isDraft, keptDrafts } from "./cards.js";
 import { begin, drawIn, isFilled, isFree } from "./run.js";
 import { request } from "./server.js";
+import { state } from "./state.js";
 import { remember } from "./undo.js";
 
 /** Draws a comparison, which takes all cards. @param {import("./types").Fields<"compare">} more */
@@ -30,6 +32,10 @@ export function drawAround(more) {
     return drawIn(request("around", more), empty);
 }
 
+/** Draws drafts again with more steps and the same seeds. @param {number[]} indices */
+const finish = (indices) =>
+    drawIn(request("finish", { indices }), (each) => indices.includes(each));
+
 /** Draws what lies beside a picture. @param {import("./types").Fields<"extend">} more */
 export const drawExtended = (more) =>
     drawIn(request("extend", more), (each) => each === more.index);
@@ -51,6 +57,11 @@ async function choose(index, variant) {
 register({
     choose: ({ index, name }) => choose(Number(index), name === undefined ? null : Number(name)),
     redraw: ({ index }) => redraw(Number(index)),
+    finish({ index }) {
+        const selected = state.selection.indices;
+        finish(selected.includes(Number(index)) ? selected.filter(isDraft) : [Number(index)]);
+    },
+    finish_kept: () => finish(keptDrafts()),
     vary: ({ index }) => drawIn(request("vary", { index: Number(index) }), isFree),
     larger: ({ index }) => drawLarger(Number(index)),
 });
