@@ -80,10 +80,11 @@ def test_estimates_are_shown_where_xla_makes_one():
     assert tpu_compile._row(chip, failed)["estimate s"] is None
 
 
-def test_the_three_programs_are_lowered():
+def test_the_programs_are_lowered():
     lowered = tpu_compile._lowered("tiny", make_mesh(1), 1, 0)
-    assert list(lowered) == ["encode", "advance", "decode"]
+    assert list(lowered) == [*tpu_compile.PROGRAMS, tpu_compile.TEACH]
     assert "stablehlo" in lowered["encode"]().as_text()
+    assert "stablehlo" in lowered[tpu_compile.TEACH]().as_text()
 
 
 def lowered_old(programs: tuple[str, ...]) -> list[str]:
