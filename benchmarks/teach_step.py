@@ -98,6 +98,8 @@ def their_step(model: str, side: int, *, checkpointing: bool) -> Callable[[], An
 def alone(by: str, model: str, side: int, rounds: int) -> dict[str, Any]:
     """Measure one contestant in this process; returns its row."""
     on_cpu()
+    if by != OURS:  # what it imports is there before, as JAX is
+        with_factors("tiny")
     before = memory("VmRSS")
     forget_peak()
     if by == OURS:

@@ -129,8 +129,8 @@ seeds and settings compile nothing.""",
         """
 ## A real checkpoint
 
-It is downloaded once, about 4 GB. Any Stable Diffusion 1, 2, XL or 3, FLUX.1, FLUX.2 klein or
-Z-Image will do, as far as the devices' memory goes.""",
+It is downloaded once, about 4 GB. Any Stable Diffusion 1, 2, XL or 3, FLUX.1, FLUX.2 klein,
+Z-Image, Anima or Krea 2 will do, as far as the devices' memory goes.""",
     ),
     (PARAMETERS, NAMES),
     ("code", CHECKPOINT),

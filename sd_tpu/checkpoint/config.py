@@ -247,7 +247,7 @@ class Qwen3Config(Config):
     rope_theta: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
 
     _supported: ClassVar = {
-        "model_type": (None, "qwen3", "qwen3_vl_text"),
+        "model_type": (None, "qwen3"),
         "hidden_act": (None, "silu"),
         "attention_bias": (None, False),
         "use_sliding_window": (None, False),
@@ -260,20 +260,25 @@ class Qwen3Config(Config):
     def from_dict(cls, config: dict[str, Any]) -> Self:
         """Read a config of transformers 5, which has values of positions apart, or of an older one.
 
-        Of a model that sees as well it is that of its language model, to which a text is at the
-        same position along all axes.
-
         Raises:
             CheckpointError: as `Config.from_dict`.
         """
-        places = ["rope_parameters"]
+        apart = config.get("rope_parameters")
+        return super().from_dict({**config, **(apart if isinstance(apart, dict) else {})})
+
+
+class Qwen3VLTextConfig(Qwen3Config):
+    """The language model's part of the `config.json` of a Qwen3VLModel, or the whole of a
+    Qwen3Model's. A text is at the same position along all axes, so that these do not matter."""
+
+    _supported: ClassVar = Qwen3Config._supported | {"model_type": (None, "qwen3", "qwen3_vl_text")}
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """Read either; raises CheckpointError as `Config.from_dict`."""
         if isinstance(text := config.get("text_config"), dict):
-            config, places = {**text, "rope_scaling": None}, ["rope_scaling", *places]
-        else:
-            text = config
-        for place in places:
-            apart = text.get(place)
-            config = {**config, **(apart if isinstance(apart, dict) else {})}
+            axes = text.get("rope_scaling")
+            config = {**text, **(axes if isinstance(axes, dict) else {}), "rope_scaling": None}
         return super().from_dict(config)
 
 

@@ -294,7 +294,8 @@ KREA2 = Layout(
 LAYOUTS = (SD1, SD2, SDXL, SD3, FLUX, KLEIN, Z_IMAGE, ANIMA, KREA2)
 BY_PARTS = (FLUX, KLEIN, Z_IMAGE, ANIMA, KREA2)  # whose transformers may lie in files of their own
 # Names of files of models that are not distilled, which no tensor tells, and what they differ in.
-BASE = re.compile(r"(^|[-_ ])(base|raw)([-_ ]|$)", re.I)
+BASE = re.compile(r"(^|[-_ ])base([-_ ]|$)", re.I)
+RAW = re.compile(r"(^|[-_ ])(base|raw)([-_ ]|$)", re.I)  # of Krea 2
 BASE_Z_IMAGE = re.compile(r"z[-_ ]?image([-_ ](bf16|fp16|fp8\w*))*", re.I)  # as it was published
 BASE_SHIFT = 6.0  # of Z-Image's sigmas
 
@@ -304,6 +305,6 @@ def named(layout: Layout, stem: str) -> dict[str, Config]:
     if layout is Z_IMAGE and (BASE.search(stem) or BASE_Z_IMAGE.fullmatch(stem)):
         return {"scheduler": layout.scheduler | {"shift": BASE_SHIFT}}
     if layout in (KLEIN, KREA2):
-        distilled = not BASE.search(stem)
+        distilled = not (BASE if layout is KLEIN else RAW).search(stem)
         return {"model_index": {"_class_name": layout.class_name, "is_distilled": distilled}}
     return {}

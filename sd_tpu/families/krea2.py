@@ -14,7 +14,7 @@ from sd_tpu.checkpoint.config import (
     CheckpointError,
     Krea2TransformerConfig,
     PipelineConfig,
-    Qwen3Config,
+    Qwen3VLTextConfig,
     TinyVAEConfig,
     VAEConfig,
 )
@@ -75,7 +75,7 @@ class Krea2(QwenModel):
     ) -> tuple[Parts, dict[str, Any]]:
         """Build the text encoder and the transformer, as `LatentModel.networks`."""
         transformer = Krea2TransformerConfig.from_dict(configs["transformer"])
-        text = Qwen3Config.from_dict(configs["text_encoder"])
+        text = Qwen3VLTextConfig.from_dict(configs["text_encoder"])
         index = PipelineConfig.from_dict(configs["model_index"])
         if index.text_encoder_select_layers not in (None, cls.taken):
             raise CheckpointError(
@@ -123,10 +123,8 @@ class Krea2(QwenModel):
         Tokens that fill up a text are before the end of its turn in diffusers, which neither sees
         nor counts them. Here they are after it.
         """
-        encoder, dropped = (
-            nnx.merge(self.text_encoder, params["text_encoder"]),
-            self.template.dropped,
-        )
+        encoder = nnx.merge(self.text_encoder, params["text_encoder"])
+        dropped = self.template.dropped
         states = encoder.states(inputs["ids"], self.taken)
         text = jnp.concatenate([each[:, dropped:] for each in states], axis=-1)
         return {"text": text, "lengths": jnp.maximum(inputs["lengths"] - dropped, 0)}

@@ -862,10 +862,12 @@ class Actions:
 
     def _do_styles(self, asked: ActionRequest) -> dict[str, Any]:
         """Return the names of styles, "" for none, and pictures of those not `seen` yet."""
-        found, seen = self.style_board.look(asked.filled().get("model", "")), asked.data["seen"]
+        found, more = self.style_board.look(asked.filled().get("model", ""))
+        seen = set(asked.data["seen"])
         new = [(name, file) for name, file in found.items() if file and name not in seen]
         return {
             "styles": [*found],
+            "more": more or len(new) > MAX_STYLES,
             "looks": {name: files.thumbnail(file) for name, file in new[:MAX_STYLES]},
         }
 

@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: b60774534394544b
+// Made of the modules in script/ by `make script`: 565cf3ddb19176d4
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -358,21 +358,21 @@ $("#model bdi").textContent=settingField("model")?.value||title()}register({choo
 rong",!0)},preset:({steps})=>replace({settings:{steps:String(steps)}}),reset({index}){index===void 0?resetAll():resetBox(Number(index))}});var AGAIN=1e3,known={model:"",names:[],looks:new Set},timer=0,before2=null,field=()=>$("#styles-panel input"),isOpen2=()=>$("#styles-panel[data-open]")!==null,options=()=>$$("#styles > :not([hidden])"),
 named=(names,text)=>names.filter(name=>name.toLowerCase().includes(text.trim().toLowerCase()));function open5(){let focused=document.activeElement;unfold(panelButton("styles")),before2=focused}function leave2(){
 fold(),before2?.focus()}function showStyles(){isOpen2()&&(before2=null,field().value="",matchMedia("(hover: none)").matches||field().focus(),follow())}async function follow(){if(clearTimeout(timer),!isOpen2())
-return;let{value:model}=settingField("model");model!==known.model&&(known={model,names:[],looks:new Set});let{styles=known.names,looks={}}=await ask("styles",{seen:[...known.looks]});if(model===known.
-model){String(styles)!==String(known.names)&&build(styles);for(let[name,look3]of Object.entries(looks)){let index=known.names.indexOf(name);index>=0&&($("img",$(`#style-${index}`)).src=look3),known.looks.
-add(name)}styles.some(name=>!known.looks.has(name))&&(timer=setTimeout(follow,AGAIN))}}function build(names){known={...known,names,looks:new Set};let{none}=$("#styles").dataset;$("#styles").replaceChildren(
-...names.map((name,index)=>{let option=make("div",{id:`style-${index}`,role:"option"});return option.append(make("img",{alt:""}),make("bdi",{textContent:name||none})),option})),filter()}function filter(){
-let all=$$("#styles > *"),found=named(all.map(option=>String(option.textContent)),field().value);for(let option of all)option.hidden=!found.includes(String(option.textContent));$("#styles + .note").hidden=
-found.length>0;let set=all[known.names.indexOf(settingField("style").value)];choose4(field().value||!set?options()[0]:set)}function choose4(chosen2){for(let option of $$("#styles > *"))option.ariaSelected=
-String(option===chosen2);field().setAttribute("aria-activedescendant",chosen2?.id??""),chosen2?.scrollIntoView({block:"nearest"})}var chosen=()=>options().findIndex(option=>option.ariaSelected==="true");
-function move2(key2){let there=options(),columns2=there.filter(({offsetTop})=>offsetTop===there[0].offsetTop).length;choose4(there[neighbour(chosen(),key2,columns2,there.length,isRightToLeft())])}function take2(option){
-if(!option)return;let style=known.names[Number(option.id.split("-")[1])],{indices}=state.selection,{all,selected:selected2}=$("#styles").dataset;if(indices.length){let own={style:style||" "};replace({
-overrides:state.overrides.map((box,index)=>indices.includes(index)?{...box,...own}:box)}),indices.forEach(drawSoon)}else replace({settings:{style}}),drawAllSoon();let told2=String(indices.length?selected2:
-all).replace("%",String(option.textContent));leave2(),tell(told2,"idle",!0)}listen("keydown",(target,event)=>{let{key:key2,isComposing,ctrlKey,metaKey}=event;if(!(isComposing||ctrlKey||metaKey)){if(target===
-field())if(key2==="Escape")leave2();else if(key2==="Enter")take2(options()[chosen()]);else if(key2.startsWith("Arrow"))move2(key2);else return;else{if(key2!=="/"||!field()||target.closest("input, text\
-area, select"))return;if($("dialog[open], .menu:popover-open"))return;open5()}event.preventDefault(),event.stopPropagation()}},!0);listen("input",target=>{target===field()?filter():field()&&target.closest(
-"#selecting")&&target.value==="/"&&(target.value="",open5())});listen("mousedown",(target,event)=>{target.closest("#styles")&&event.preventDefault()});listen("click",target=>take2(target.closest("#sty\
-les > *")??void 0));var AGAIN2=2e3,{teach}=state,isOpen3=()=>$("#teach-panel[data-open]")!==null;async function watch(){clearTimeout(teach.watching),showRuns(await ask("teach",{act:"show",seen:teach.seen})),isOpen3()&&(teach.
+return;let{value:model}=settingField("model");model!==known.model&&(known={model,names:[],looks:new Set});let answer=await ask("styles",{seen:[...known.looks]}),{styles=known.names,looks={},more}=answer;
+if(model===known.model){String(styles)!==String(known.names)&&build(styles);for(let[name,look3]of Object.entries(looks)){let index=known.names.indexOf(name);index>=0&&($("img",$(`#style-${index}`)).src=
+look3),known.looks.add(name)}more&&(timer=setTimeout(follow,AGAIN))}}function build(names){known={...known,names,looks:new Set};let{none}=$("#styles").dataset;$("#styles").replaceChildren(...names.map(
+(name,index)=>{let option=make("div",{id:`style-${index}`,role:"option"});return option.append(make("img",{alt:""}),make("bdi",{textContent:name||none})),option})),filter()}function filter(){let all=$$(
+"#styles > *"),found=named(all.map(option=>String(option.textContent)),field().value);for(let option of all)option.hidden=!found.includes(String(option.textContent));$("#styles + .note").hidden=found.
+length>0;let set=all[known.names.indexOf(settingField("style").value)];choose4(field().value||!set?options()[0]:set)}function choose4(chosen2){for(let option of $$("#styles > *"))option.ariaSelected=String(
+option===chosen2);field().setAttribute("aria-activedescendant",chosen2?.id??""),chosen2?.scrollIntoView({block:"nearest"})}var chosen=()=>options().findIndex(option=>option.ariaSelected==="true");function move2(key2){
+let there=options(),columns2=there.filter(({offsetTop})=>offsetTop===there[0].offsetTop).length;choose4(there[neighbour(chosen(),key2,columns2,there.length,isRightToLeft())])}function take2(option){if(!option)
+return;let style=known.names[Number(option.id.split("-")[1])],{indices}=state.selection,{all,selected:selected2}=$("#styles").dataset;if(indices.length){let own={style:style||" "};replace({overrides:state.
+overrides.map((box,index)=>indices.includes(index)?{...box,...own}:box)}),indices.forEach(drawSoon)}else replace({settings:{style}}),drawAllSoon();let told2=String(indices.length?selected2:all).replace(
+"%",String(option.textContent));leave2(),tell(told2,"idle",!0)}listen("keydown",(target,event)=>{let{key:key2,isComposing,ctrlKey,metaKey}=event;if(!(isComposing||ctrlKey||metaKey)){if(target===field())
+if(key2==="Escape")leave2();else if(key2==="Enter")take2(options()[chosen()]);else if(key2.startsWith("Arrow"))move2(key2);else return;else{if(key2!=="/"||!field()||target.closest("input, textarea, se\
+lect"))return;if($("dialog[open], .menu:popover-open"))return;open5()}event.preventDefault(),event.stopPropagation()}},!0);listen("input",target=>{target===field()?filter():field()&&target.closest("#s\
+electing")&&target.value==="/"&&(target.value="",open5())});listen("mousedown",(target,event)=>{target.closest("#styles")&&event.preventDefault()});listen("click",target=>take2(target.closest("#styles\
+ > *")??void 0));var AGAIN2=2e3,{teach}=state,isOpen3=()=>$("#teach-panel[data-open]")!==null;async function watch(){clearTimeout(teach.watching),showRuns(await ask("teach",{act:"show",seen:teach.seen})),isOpen3()&&(teach.
 watching=setTimeout(watch,AGAIN2))}function showRuns({runs}){if(!runs)return;let list2=$("#teach-panel .runs");for(let section of $$("section",list2))runs.some(({id})=>id===section.dataset.id)||keepingFocus(
 section,()=>section.remove());for(let{id,status,actions:actions2,samples,key:key2}of runs){let section=$(`[data-id="${id}"]`,list2)??begin2(id);if($(".status",section).innerHTML=status,announce2(section),
 section.dataset.actions!==actions2&&keepingFocus(section,()=>{$(".bar",section).innerHTML=actions2}),section.dataset.actions=actions2,samples===void 0||teach.seen[id]===key2)continue;let shown3=$(".sa\

@@ -74,6 +74,7 @@ class Status:
         occupied: slots with a picture.
         rows: of tables that are left to be taken, by slot.
         held: the parameters that lie on a device.
+        training: whether a model is taught.
         tally: what has been done.
     """
 
@@ -86,6 +87,7 @@ class Status:
     occupied: int = 0
     rows: int = 0
     held: frozenset[Weights] = frozenset()
+    training: bool = False
     tally: Tally = dataclasses.field(default_factory=Tally)
 
 

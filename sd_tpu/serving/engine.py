@@ -357,6 +357,7 @@ class Engine(EngineClient):
                 occupied=self.scheduler.occupied,
                 rows=self.scheduler.rows,
                 held=self.scheduler.held,
+                training=self.scheduler.is_training,
                 tally=copy.deepcopy(self.tally),
             )
 

@@ -372,6 +372,11 @@ class Scheduler:
         """Whether the replicas could hold these together, with what they need."""
         return self._memory.fits(*items)
 
+    @property
+    def is_training(self) -> bool:
+        """Whether a training has begun and not ended."""
+        return self._training is not None
+
     def end_training(self) -> None:
         """End the training, if there is one, and forget what it has on the replicas."""
         for replica in self._replicas:

@@ -106,7 +106,7 @@ def test_the_line_for_all_eight_takes_styles_lists_and_changes(tab):
     expect(line).to_be_focused()
     tab.keyboard.type("red")
     tab.keyboard.press("Enter")
-    says(tab, "There are no pictures yet.")
+    says(tab, "There are no pictures that are not kept.")
     tab.evaluate("navigator.clipboard.writeText('1. a cat\\n2. a dog')")
     line.fill("")
     tab.keyboard.press("Control+V")

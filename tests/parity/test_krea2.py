@@ -10,8 +10,8 @@ import torch
 from diffusers import Krea2Pipeline
 from diffusers.pipelines.krea2.pipeline_krea2 import calculate_shift
 
-from sd_tpu.checkpoint.config import CheckpointError, Qwen3Config
-from sd_tpu.checkpoint.layouts import KREA2, named
+from sd_tpu.checkpoint.config import CheckpointError, Qwen3Config, Qwen3VLTextConfig
+from sd_tpu.checkpoint.layouts import KLEIN, KREA2, Z_IMAGE, named
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.families.krea2 import Krea2
 from sd_tpu.families.qwen_tokenizer import QwenTokenizer
@@ -167,16 +167,31 @@ def test_the_layers_whose_states_are_the_text_are_those_of_the_pipeline():
 )
 def test_the_language_model_of_one_that_sees_is_read_as_any_transformers_wrote_it(positions):
     text = {"model_type": "qwen3_vl_text", "hidden_size": 64, **positions}
-    config = Qwen3Config.from_dict({"model_type": "qwen3_vl", "text_config": text})
-    assert config == Qwen3Config.from_dict({"hidden_size": 64, "rope_theta": 5e6})
+    config = Qwen3VLTextConfig.from_dict({"model_type": "qwen3_vl", "text_config": text})
+    assert config == Qwen3VLTextConfig.from_dict({"hidden_size": 64, "rope_theta": 5e6})
     with pytest.raises(CheckpointError, match="rope_type='yarn' is not supported"):
         changed = {**text, "rope_scaling": {"rope_type": "yarn"}, "rope_parameters": None}
-        Qwen3Config.from_dict({"text_config": changed})
+        Qwen3VLTextConfig.from_dict({"text_config": changed})
+
+
+def test_other_families_refuse_the_language_model_of_one_that_sees():
+    with pytest.raises(CheckpointError, match="model_type='qwen3_vl_text' is not supported"):
+        Qwen3Config.from_dict({"model_type": "qwen3_vl_text"})
 
 
 @pytest.mark.parametrize(
-    "stem, distilled",
-    [("krea2_turbo_fp8_scaled", True), ("Krea-2-Raw", False), ("krea2_base_bf16", False)],
+    "layout, stem, distilled",
+    [
+        (KREA2, "krea2_turbo_fp8_scaled", True),
+        (KREA2, "Krea-2-Raw", False),
+        (KREA2, "krea2_base_bf16", False),
+        (KLEIN, "flux-2-klein-raw-photos", True),
+        (KLEIN, "flux-2-klein-base-4b", False),
+    ],
 )
-def test_the_name_of_a_file_tells_whether_it_is_distilled(stem, distilled):
-    assert named(KREA2, stem)["model_index"]["is_distilled"] == distilled
+def test_the_name_of_a_file_tells_whether_it_is_distilled(layout, stem, distilled):
+    assert named(layout, stem)["model_index"]["is_distilled"] == distilled
+
+
+def test_a_name_with_raw_says_nothing_of_z_image():
+    assert named(Z_IMAGE, "realism-raw-zimage") == {}

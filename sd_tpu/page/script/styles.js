@@ -54,13 +54,14 @@ export function showStyles() {
     follow();
 }
 
-/** Asks which styles there are, and again until all have pictures or the board is closed. */
+/** Asks which styles there are, and again while pictures are to come and the board is open. */
 async function follow() {
     clearTimeout(timer);
     if (!isOpen()) return;
     const { value: model } = settingField("model");
     if (model !== known.model) known = { model, names: [], looks: new Set() };
-    const { styles = known.names, looks = {} } = await ask("styles", { seen: [...known.looks] });
+    const answer = await ask("styles", { seen: [...known.looks] });
+    const { styles = known.names, looks = {}, more } = answer;
     if (model !== known.model) return;
     if (String(styles) !== String(known.names)) build(styles);
     for (const [name, look] of Object.entries(looks)) {
@@ -68,7 +69,7 @@ async function follow() {
         if (index >= 0) $("img", $(`#style-${index}`)).src = look;
         known.looks.add(name);
     }
-    if (styles.some((name) => !known.looks.has(name))) timer = setTimeout(follow, AGAIN);
+    if (more) timer = setTimeout(follow, AGAIN);
 }
 
 /** @param {string[]} names */

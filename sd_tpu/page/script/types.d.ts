@@ -95,6 +95,7 @@ export interface Answer {
     gone?: string[]; // the pictures of a board that is deleted
     styles?: string[]; // names, "" for none
     looks?: Record<string, string>; // pictures of styles that the page lacks
+    more?: boolean; // whether others may come
     known?: string[];
     endings?: string[]; // what styles put behind prompts
     about?: string;
