@@ -585,7 +585,9 @@ def test_a_key_computes_few_styles_anew(tab):
     devtools.send("Tracing.start", {"traceConfig": {"includedCategories": ["devtools.timeline"]}})
     box(tab, 1).press_sequentially("a cat")
     devtools.send("Tracing.end")
-    while not ended:
+    for _ in range(PATIENCE // 20):
+        if ended:
+            break
         tab.wait_for_timeout(20)
     computed = [
         event["args"].get("elementCount", 0)

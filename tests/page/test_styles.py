@@ -3,13 +3,12 @@
 import re
 
 import pytest
-from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page
 
 from sd_tpu.folders import data_folder
-from tests.support.visitor import PATIENCE, box, newcomer, says, setting, tool
+from tests.support.visitor import PATIENCE, box, expect, newcomer, says, setting, tool, violations
 
-LOADED = "images => images.filter(image => image.naturalWidth > 0).length"
+LOADED = "() => [...document.querySelectorAll('#styles img')].every((image) => image.naturalWidth)"
 
 
 def board(tab: Page) -> Locator:
@@ -66,9 +65,10 @@ def test_pictures_are_drawn_once_and_the_board_keeps_nobody_out(visitor, address
         tool(tab, "Styles").click()
         images = board(tab).locator("img")
         expect(images.nth(2)).to_have_attribute("src", re.compile("^data:image"), timeout=PATIENCE)
-        assert images.evaluate_all(LOADED) == 3
+        expect(images).to_have_count(3)
+        tab.wait_for_function(LOADED)
         assert len([*(data_folder() / "styles").iterdir()]) == 3
-        assert Axe().run(tab)["violations"] == []
+        assert violations(tab, "#styles-panel") == []
         sides = (
             board(tab)
             .get_by_role("option")

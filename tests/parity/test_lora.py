@@ -607,7 +607,7 @@ def test_as_many_patterns_as_a_file_has_layers_are_read(tmp_path):
     for n in range(0, 2000, 20):
         name = f"up_blocks.attentions.{n}.to_q.weight"
         assert adapters._declared_scale({}, alphas, "unet", name)(1) == n
-    assert time.perf_counter() - begun < 20
+    assert time.perf_counter() - begun < 5
 
 
 def test_many_patterns_and_deep_metadata_are_a_sentence(tmp_path):

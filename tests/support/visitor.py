@@ -179,6 +179,7 @@ def unfold(tab: Page, name: str) -> None:
 
 def fill(tab: Page, prompts: list[str], seed: int | None = None, steps: int = 2) -> None:
     """Fill in prompts, a seed and how many steps, which leaves the settings open."""
+    tab.wait_for_function("window.sdTpu?.arrived")  # before that it would be overwritten
     tab.locator(".prompt textarea").evaluate_all(
         """(boxes, prompts) => prompts.forEach((prompt, index) => {
             if (boxes[index].value === prompt) return;
