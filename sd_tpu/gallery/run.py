@@ -90,8 +90,23 @@ class Card:
 
     @property
     def finished(self) -> Self | None:
-        """The card with the picture that is there, also while its successor is made."""
-        return self if self.picture else self.before
+        """The card with the picture that is there, also while its successor is made.
+
+        It has the variants that are there: what draws others may end with the card.
+        """
+        there = self if self.picture else self.before
+        return there and dataclasses.replace(
+            there, variants=tuple(each for each in there.variants if each.picture)
+        )
+
+    def without_kept(self, name: str) -> Self:
+        """Return the card where the history has no picture of this name."""
+        return dataclasses.replace(
+            self,
+            kept=None if self.kept == name else self.kept,
+            before=self.before and self.before.without_kept(name),
+            variants=tuple(each.without_kept(name) for each in self.variants),
+        )
 
     def drawn_anew(self, asked: Picture) -> Self:
         """Return the card while this picture is drawn on it."""
@@ -324,16 +339,21 @@ class Run:
     def draw_strip(self, index: int, request: Request) -> None:
         """Draw variants of a card's picture, under the card, which stays as it is.
 
+        Variants that are there stay where the request has no picture in their place.
+
         Raises:
-            RequestError: they cannot be served.
+            RequestError: they cannot be served; then all is as it was.
         """
         job = self._submit(request, previews=False)
-        variants = (
-            Card(number, picture, "waiting") for number, picture in enumerate(request.pictures)
-        )
         with self._lock:
             self._drop_strip(index)
-            self._put(dataclasses.replace(self.cards[index], variants=tuple(variants)))
+            card = self.cards[index]
+            variants = {each.index: each for each in card.variants if each.picture} | {
+                number: Card(number, request.picture(number), "waiting")
+                for number in request.indices()
+            }
+            shown = tuple(variants[number] for number in sorted(variants))
+            self._put(dataclasses.replace(card, variants=shown))
             self._draw(job, Request(), live=False, card=index, name=secrets.token_urlsafe(16))
             self._schedule_stop()
 
@@ -616,12 +636,9 @@ class Run:
         with self._lock:
             self._unwritten -= 1
             if failure:
-                there = self.cards[card.index]
-                if there.kept == card.kept:
-                    self._put(dataclasses.replace(there, kept=None))
-                if there.before and there.before.kept == card.kept:
-                    before = dataclasses.replace(there.before, kept=None)
-                    self._put(dataclasses.replace(there, before=before))
+                there = self.cards[card.index if task.card is None else task.card]
+                if (noted := there.without_kept(card.kept)) != there:
+                    self._put(noted)
                 if task.line.kind == "over" and not task.unkept:
                     text = Sentence(
                         "{done}. {reason}", done=task.line.text, reason=failure.sentence

@@ -59,7 +59,7 @@ class Runs:
             Busy: too much waits already.
             RequestError: it cannot be served.
         """
-        cards = [*BLANK]
+        cards, strips = [*BLANK], {}
         for there in former.cards if former else []:
             index = there.index
             card = taken.get(index, there.finished)
@@ -73,18 +73,26 @@ class Runs:
                 cards[index] = dataclasses.replace(
                     card,
                     named=request.labelled(index) if taken else card.named,
-                    variants=tuple(each for each in card.variants if each.picture),
                     live=False,
                     changed=0,
                     ready=0,
                 )
+                if index not in taken:
+                    strips[index] = Request(
+                        tuple(None if each.picture else each.asked for each in there.variants)
+                    )
             elif asked:
                 cards[index] = dataclasses.replace(
                     BLANK[index], before=dataclasses.replace(card, ready=0)
                 )
         if not taken and all(cards[index].picture for index in request.indices()):
             return None
-        return self._add(Run(self.backend, request, cards, **whose).begin(live=live))
+        run = Run(self.backend, request, cards, **whose).begin(live=live)
+        for index, lacking in strips.items():
+            if lacking.indices():
+                with suppress(RequestError):  # then the strip has what had come
+                    run.draw_strip(index, lacking)
+        return self._add(run)
 
     @staticmethod
     def to_draw(

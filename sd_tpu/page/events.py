@@ -360,13 +360,18 @@ class Actions:
             for source in sources
             if source not in places.values()
         }
-        run, answer = self._shown(asked), {}
+        run, answer, begun = self._shown(asked), {}, len(drawn)
         if drawn:
             answer = self._draw_and_fill(drawn, asked)
             run = self.runs.find(answer.get("run")) or run
         for index, request in strips.items():
-            run.draw_strip(index, request)
-        return answer | _making(run, len(drawn) + VARIANTS * len(strips), asked)
+            try:
+                run.draw_strip(index, request)
+            except RequestError as error:  # what has begun goes on, and is shown
+                answer |= self.refuse(error, asked)
+            else:
+                begun += VARIANTS
+        return answer | (_making(run, begun, asked) if begun else {})
 
     def _do_choose(self, asked: ActionRequest) -> dict[str, Any]:
         """Take a variant of a card's picture into the card and its settings into its box, or take
@@ -375,8 +380,10 @@ class Actions:
         if number is None:
             run.close_strip(index)
             return _named(run)
-        variant = next((each for each in run.cards[index].variants if each.index == number), None)
-        if not (variant and variant.picture and variant.picture.there):
+        variants = {each.index: each for each in run.cards[index].variants if each.picture}
+        if not (variant := variants.get(number)):  # one has been taken already
+            return _named(run)
+        if not variant.picture.there:
             raise RequestError(GONE.template)
         request = _without_stopped(run.request, run.cards, [index])
         there = self.runs.start(

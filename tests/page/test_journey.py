@@ -96,12 +96,14 @@ def test_a_journey_tells_how_far_it_is_and_is_stopped_like_a_run(tab, slow_engin
     fill(tab, ["a fox", *[""] * 7], seed=3, steps=20)
     make(tab)
     dialog = plan(tab, 1)
+    expect(dialog.locator(".strip")).to_be_hidden()
     dialog.get_by_label("Pictures").select_option("32")
     dialog.get_by_role("button", name="Draw the journey").click()
     expect(dialog.locator(".status")).to_contain_text(
         re.compile(r"Step \d+ of 20"), timeout=PATIENCE
     )
     expect(dialog.locator(".strip span")).to_have_count(32)
+    expect(dialog.locator(".strip")).to_have_css("position", "static")  # beside the other controls
     expect(generate(tab)).to_be_disabled()
     expect(dialog.get_by_role("button", name="Draw the journey")).to_be_hidden()
     dialog.get_by_role("button", name="Stop").click()

@@ -12,7 +12,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from sd_tpu.gallery import run as run_module
-from sd_tpu.gallery.files import PictureFile
+from sd_tpu.gallery.files import Files, PictureFile
 from sd_tpu.gallery.history import HistoryError
 from sd_tpu.gallery.run import Backend, Run
 from sd_tpu.gallery.runs import Runs
@@ -34,6 +34,7 @@ from sd_tpu.serving.job import (
     Queued,
 )
 from sd_tpu.serving.scheduler import Busy
+from sd_tpu.settings import RequestError
 from tests.support.asking import following, make_request
 from tests.support.jobs import FakeJob
 from tests.support.visitor import (
@@ -672,6 +673,119 @@ def test_what_is_on_its_way_to_a_card_that_is_kept_comes_with_the_next_run_as_we
     list(following(again, "somebody"))
     assert [card.asked for card in again.cards[:2]] == [anew, ASKED.pictures[1]]
     assert again.count == 1
+
+
+VARIANTS = make_request(prompts=["b"] * 4, steps=20, seed=50)
+
+
+@pytest.fixture
+def begun_strip(disk):
+    """Runs, and one with two pictures, under the second of which one of four variants has come."""
+    runs = Runs(Backend(SimpleNamespace(submit=submit), disk, Inputs()))
+    run = runs.start(ASKED, browser="me")
+    list(following(run, "somebody"))
+    job = FakeJob(ImageReady(0, None))  # which does not get on
+    job.request = VARIANTS
+    runs.backend.engine.submit = lambda *_, **__: job
+    run.draw_strip(1, VARIANTS)
+    wait_until(lambda: run.cards[1].variants[0].picture)
+    return runs, run
+
+
+def wait_until(holds):
+    given_up = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < given_up
+        time.sleep(0.02)
+
+
+def test_what_a_strip_lacks_is_drawn_by_the_run_that_follows(begun_strip):
+    runs, run = begun_strip
+    asked = []
+    runs.backend.engine.submit = lambda request, **_: asked.append(request) or submit(request)
+    chosen = dataclasses.replace(run.cards[1].variants[0], index=0)
+    again = runs.start(
+        run.request.replaced(0, chosen.asked), former=run, keep=[1], taken={0: chosen}, browser="me"
+    )
+    list(following(again, "somebody"))
+    assert [request.indices() for request in asked] == [[1, 2, 3]]
+    variants = again.cards[1].variants
+    assert [(each.index, each.asked) for each in variants] == [*enumerate(VARIANTS.pictures)]
+    assert all(each.picture for each in variants) and again.cards[0].picture == chosen.picture
+
+
+def test_a_strip_that_the_run_which_follows_may_not_draw_has_what_had_come(begun_strip):
+    runs, run = begun_strip
+
+    def refuse(*_, **__):
+        raise Busy("Too much waits.", 1)
+
+    runs.backend.engine.submit = refuse
+    chosen = dataclasses.replace(run.cards[1].variants[0], index=0)
+    again = runs.start(
+        run.request.replaced(0, chosen.asked), former=run, keep=[1], taken={0: chosen}, browser="me"
+    )
+    assert [each.index for each in again.cards[1].variants] == [0] and again.over
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_card_that_is_given_back_has_no_variants_that_nothing_draws(begun_strip, anew):
+    runs, run = begun_strip
+    runs.backend.engine.submit = lambda *_, **__: FakeJob(Cancelled())
+    other = dataclasses.replace(ASKED.pictures[1], prompt="other")
+    if anew:
+        run.redraw(1, other)
+    else:
+        run = runs.start(ASKED.replaced(1, other), former=run, browser="me")
+    wait_until(lambda: run.over)
+    assert run.cards[1].picture and [each.index for each in run.cards[1].variants] == [0]
+
+
+def test_nothing_is_wrong_where_a_variant_has_been_taken_already(begun_strip):
+    runs, run = begun_strip
+    actions = object.__new__(Actions)
+    actions.runs = runs
+    for index, variant in ((0, 0), (1, 3)):  # no strip, and a variant that is yet to come
+        asked = {"do": "choose", "run": run.key, "index": index, "variant": variant}
+        assert actions.answer(ActionRequest(asked, "")) == {"run": run.key, "seed": run.seed}
+
+
+def test_a_variant_that_the_history_has_no_room_for_is_not_taken_to_be_there(disk):
+    history = FakeHistory(room=3)
+    runs = Runs(Backend(SimpleNamespace(submit=submit), disk, Inputs(), history))
+    run = runs.start(ASKED, browser="me")
+    list(following(run, "somebody"))
+    run.draw_strip(1, VARIANTS)
+    list(following(run, "somebody"))
+    wait_until(lambda: run.over)
+    assert [bool(each.kept) for each in run.cards[1].variants] == [True, False, False, False]
+    assert all(card.kept for card in run.cards[:2])
+
+
+def test_what_has_begun_is_shown_where_variants_are_refused(page_engine, tmp_path, monkeypatch):
+    assert page_engine.ready.wait(300)
+    runs = Runs(Backend(page_engine, Files(tmp_path, page_engine.to_png), Inputs()))
+    form = {
+        "prompts": [*["a"] * 7, ""],
+        "seed": "3",
+        "settings": {"steps": "2"},
+        "overrides": [{}] * 8,
+        "keep": [],
+    }
+    message = {"form": form, "browser": "0" * 32}
+    first = Actions(runs).answer(ActionRequest({"do": "generate", **message}, ""))
+    list(following(runs.find(first["run"]), "somebody"))
+
+    def refuse(*_):
+        raise RequestError("Too much waits.")
+
+    monkeypatch.setattr(Run, "draw_strip", refuse)
+    message |= {"run": first["run"], "indices": [0, 1], "strength": 0.5}
+    answer = Actions(runs).answer(ActionRequest({"do": "around", **message}, ""))
+    assert (answer["message"], answer["kind"]) == ("Too much waits.", "wrong")
+    assert answer["news"] == "Making 1 picture."
+    assert answer["filled"]["prompts"] == ["a"] * 8
+    assert runs.find(answer["run"]).cards[7].asked
 
 
 OWN = dataclasses.replace(ASKED.pictures[1], seed=9)

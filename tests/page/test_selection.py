@@ -294,7 +294,11 @@ def test_without_a_free_card_variants_come_under_it_and_one_is_taken(
         expect(variants.and_(tab.locator(":enabled"))).to_have_count(4)
         assert tab.evaluate(SOURCES) == before and prompts(tab) == PROMPTS
         assert violations(tab) == []
-        variants.nth(2).click()
+        taken = variants.nth(2).evaluate("""each => {
+            each.click();
+            return [each.disabled, getComputedStyle(each).animationName];
+        }""")
+        assert taken == [True, "none"]  # for a visitor who wants no motion
         expect(strip).to_have_count(0)
         expect(view(tab, 4)).to_be_focused()
         after = tab.evaluate(SOURCES)

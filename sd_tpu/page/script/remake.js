@@ -1,7 +1,7 @@
 // Pictures that are made of those that are there: compared, larger, changed, varied, drawn again.
 
 import { register } from "./actions.js";
-import { $, cards } from "./dom.js";
+import { $, $$, cards } from "./dom.js";
 import { isDraft, keptDrafts } from "./cards.js";
 import { begin, drawIn, isFilled, isFree } from "./run.js";
 import { request } from "./server.js";
@@ -49,8 +49,11 @@ export const redraw = (index) => begin(request("redraw", { index }));
  * @param {number | null} variant
  */
 async function choose(index, variant) {
+    const buttons = $$(".strip button:enabled", cards()[index]);
+    for (const each of buttons) each.disabled = true;
     if (variant !== null) remember();
-    await begin(request("choose", { index, variant }));
+    const { run } = await begin(request("choose", { index, variant }));
+    if (!run) for (const each of buttons) each.disabled = false;
     $(".view", cards()[index])?.focus();
 }
 

@@ -122,7 +122,7 @@ async function attempt(asked) {
         const { failed, starting } = $("#generate").dataset;
         if (!run && !message) tell(String(failed), "wrong", true);
         // Until the line is the run's own it may say how another goes, beside which more can begin.
-        if (run && $("#line p").dataset.run !== run) tell(String(starting), "busy");
+        if (run && !message && $("#line p").dataset.run !== run) tell(String(starting), "busy");
         if (stopped) ask("stop");
         began = Boolean(run) && !stopped;
     } finally {
