@@ -367,11 +367,13 @@ class Actions:
         for index, request in strips.items():
             try:
                 run.draw_strip(index, request)
-            except RequestError as error:  # what has begun goes on, and is shown
-                answer |= self.refuse(error, asked)
-            else:
-                begun += VARIANTS
-        return answer | (_making(run, begun, asked) if begun else {})
+            except RequestError as error:
+                if not begun:
+                    raise
+                # What has begun goes on, and is shown; it is the refusal that is read aloud.
+                return answer | {**_named(run), "news": ""} | self.refuse(error, asked)
+            begun += VARIANTS
+        return answer | _making(run, begun, asked)
 
     def _do_choose(self, asked: ActionRequest) -> dict[str, Any]:
         """Take a variant of a card's picture into the card and its settings into its box, or take

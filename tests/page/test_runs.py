@@ -728,15 +728,19 @@ def test_a_strip_that_the_run_which_follows_may_not_draw_has_what_had_come(begun
     assert [each.index for each in again.cards[1].variants] == [0] and again.over
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_a_card_that_is_given_back_has_no_variants_that_nothing_draws(begun_strip, anew):
+@pytest.mark.parametrize("way", ["redraw", "start", "gather"])
+def test_a_card_that_is_given_back_has_no_variants_that_nothing_draws(begun_strip, way):
     runs, run = begun_strip
-    runs.backend.engine.submit = lambda *_, **__: FakeJob(Cancelled())
+    engine = runs.backend.engine
+    engine.submit, engine.as_drawn = lambda *_, **__: FakeJob(Cancelled()), lambda asked: asked
+    engine.catalog = SimpleNamespace(models=lambda: ["m"], check=lambda _: None)
     other = dataclasses.replace(ASKED.pictures[1], prompt="other")
-    if anew:
+    if way == "redraw":
         run.redraw(1, other)
-    else:
+    elif way == "start":
         run = runs.start(ASKED.replaced(1, other), former=run, browser="me")
+    else:
+        run = runs.gather(ASKED, "me", "")
     wait_until(lambda: run.over)
     assert run.cards[1].picture and [each.index for each in run.cards[1].variants] == [0]
 
@@ -783,9 +787,12 @@ def test_what_has_begun_is_shown_where_variants_are_refused(page_engine, tmp_pat
     message |= {"run": first["run"], "indices": [0, 1], "strength": 0.5}
     answer = Actions(runs).answer(ActionRequest({"do": "around", **message}, ""))
     assert (answer["message"], answer["kind"]) == ("Too much waits.", "wrong")
-    assert answer["news"] == "Making 1 picture."
+    assert not answer["news"]  # it would be read aloud in place of the message
     assert answer["filled"]["prompts"] == ["a"] * 8
     assert runs.find(answer["run"]).cards[7].asked
+    message |= {"run": answer["run"], "form": form | answer["filled"]}
+    answer = Actions(runs).answer(ActionRequest({"do": "around", **message}, ""))
+    assert answer == {"message": "Too much waits.", "kind": "wrong"}  # and nothing has begun
 
 
 OWN = dataclasses.replace(ASKED.pictures[1], seed=9)
