@@ -304,7 +304,7 @@ def teaching(records: Sequence[Record]) -> str:
         "bfloat16, rank 16, one picture a device; SD 1.4 at 512x512, the others at 1024x1024. "
         "Memory is that of what draws, the factors with their optimizer's state, and temporaries, "
         "on one device; text encoders and the autoencoder are read before.",
-        _table(_trained_on_tpus(records)),
+        _table(_trained_on_tpus(records)) if _trained_on_tpus(records) else "Not compiled yet.",
     )
 
 
