@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: d0843b896ea7595a
+// Made of the modules in script/ by `make script`: 01a54ea30217119f
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -70,9 +70,9 @@ text.toLowerCase()!==word,whole2=all.some(each=>each.toLowerCase()===word),words
 prompts=[...bookmarks2,...written.length<2?[]:earlier].filter(text=>at===value.length&&text!==value.trim()&&text.toLowerCase().startsWith(written)),most=words3.length?3:6;return[...words3.slice(0,4).map(
 text=>[at-word.length,text]),...[...new Set(prompts)].slice(0,most).map(text=>[0,text])]}function wordBefore(value,at){let[word]=/<[^<>]*$|[^\s,;()[\]{}|<>]*$/.exec(value.slice(0,at));return word.toLowerCase()}
 function moved(chosen2,by,count2){return chosen2<0&&by<0?count2-1:(chosen2+by+count2)%count2}var FRESH=6e4,completion=state.completion,cursor=({value,selectionStart})=>`${selectionStart} ${value}`;async function learnWords(box){if(Date.now()-completion.since<FRESH)return;completion.since=Date.
-now();let{value}=box,{known:known2=[],endings=[]}=await ask("known");Object.assign(completion,{words:known2,endings}),document.activeElement===box&&box.value!==value&&suggest(box)}function forgetWords(){
-completion.since=-1/0}function suggest(box,writes=!1){let at=Number(box.selectionStart),known2={...completion,bookmarks:bookmarks(),earlier:earlierPrompts()},keys=!matchMedia("(hover: none)").matches,
-ghost=writes&&keys?continuation(box.value,at,known2):"";offer2(box,suggestions(box.value,at,known2),ghost)}var isOpen=()=>completion.offered.length>0||completion.ghost!=="";function closeSuggestions(){
+now();let{value}=box,{known:known2=[],endings=[]}=await ask("known");Object.assign(completion,{words:known2,endings}),document.activeElement===box&&box.value!==value&&suggest(box,completion.ghost!=="")}
+function forgetWords(){completion.since=-1/0}function suggest(box,writes=!1){let at=Number(box.selectionStart),known2={...completion,bookmarks:bookmarks(),earlier:earlierPrompts()},keys=!matchMedia("(\
+hover: none)").matches,ghost=writes&&keys?continuation(box.value,at,known2):"";offer2(box,suggestions(box.value,at,known2),ghost)}var isOpen=()=>completion.offered.length>0||completion.ghost!=="";function closeSuggestions(){
 completion.box&&isOpen()&&offer2(completion.box,[])}function isOffered(){return completion.box&&cursor(completion.box)!==completion.cursor&&closeSuggestions(),isOpen()}function offer2(box,found,ghost=""){
 let list2=$("#suggestions"),opens=found.length&&!completion.offered.length,told2=showGhost(box,ghost);Object.assign(completion,{offered:found,ghost,chosen:-1,cursor:cursor(box)}),list2.hidden=!found.length;
 for(let each of boxes())for(let name of["controls","activedescendant"])each.removeAttribute(`aria-${name}`);let listed=opens?String(list2.dataset.announced).replace("%",String(found.length)):"";if((told2||

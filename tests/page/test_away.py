@@ -46,7 +46,10 @@ def test_a_run_that_goes_with_its_server_is_drawn_again_with_its_seed(
     tab.evaluate("""document.body.append(Object.assign(document.createElement("div"),
         { className: "toast-wrap", textContent: "what Gradio says" }))""")
     expect(tab.get_by_text("what Gradio says")).to_be_hidden()
+    tab.evaluate("() => { window.stale = true; }")
     with served(slow_engine, tmp_path, port):
+        # Gradio loads the page anew; until then a press may be lost, and is asked for again.
+        tab.wait_for_function("!window.stale && window.sdTpu?.arrived")
         says(tab, UNFINISHED)
         expect(tab.get_by_label("Prompt 1", exact=True)).to_have_value("second")
         setting(tab, "Steps").fill("2")
