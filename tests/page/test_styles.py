@@ -36,7 +36,7 @@ def test_a_style_is_found_by_keys_and_taken_for_all(tab):
     tab.keyboard.press("ArrowRight")
     expect(chosen(tab)).to_have_text("Ink")
     tab.keyboard.type("/BRI")
-    expect(tab.get_by_text("No style is called so.")).to_be_visible()
+    expect(tab.get_by_text("No style has this name.")).to_be_visible()
     tab.keyboard.press("Home")
     tab.keyboard.press("Delete")
     expect(board(tab).get_by_role("option")).to_have_text(["Bright"])
