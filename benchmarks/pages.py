@@ -284,7 +284,7 @@ def inputs(records: Sequence[Record]) -> str:
 
 def teaching(records: Sequence[Record]) -> str:
     """Return the page about a new thing taught to the bundled model, by its word and by others."""
-    of = "sd_tpu emoji 256, 1000 steps"
+    of, trained = "sd_tpu emoji 256, 1000 steps", _trained_on_tpus(records)
     return _text(
         "# Teaching",
         "Eight drawings of an invented figure, each on another background, taught to the bundled "
@@ -304,7 +304,7 @@ def teaching(records: Sequence[Record]) -> str:
         "bfloat16, rank 16, one picture a device; SD 1.4 at 512x512, the others at 1024x1024. "
         "Memory is that of what draws, the factors with their optimizer's state, and temporaries, "
         "on one device; text encoders and the autoencoder are read before.",
-        _table(_trained_on_tpus(records)) if _trained_on_tpus(records) else "Not compiled yet.",
+        _table(trained) if trained else "Not compiled yet.",
     )
 
 

@@ -80,7 +80,7 @@ OPEN_CLIP_RULES = (
 
 
 BLOCK = re.compile(r"(\w+|\w+\.\w+_blocks)\.(\d+)\.(.+)")
-# Of an RMS norm in Black Forest Labs' code and Krea's, and of a modulation in Krea's
+# Parameters of an RMS norm in Black Forest Labs' code and Krea's, of a modulation in Krea's
 LEAF_NAMES = {"scale": "weight", "lin": "scale_shift_table"}
 
 

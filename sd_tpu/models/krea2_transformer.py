@@ -137,7 +137,7 @@ class TextFusion(nnx.Module):
         states = text.reshape(batch, count * self.layers, -1)
         for block in self.layerwise_blocks:
             states = block(states, together=self.layers)
-        # What the projector makes of the identity are its weights, with each picture's factors:
+        # The projector of the identity is its weights, with each picture's factors:
         # these, applied to the states, would make numbers as many as the states for every rank.
         each = jnp.broadcast_to(jnp.eye(self.layers, dtype=text.dtype), (batch, *[self.layers] * 2))
         words = jnp.einsum(

@@ -62,7 +62,7 @@ def tab(visitor, address) -> Iterator[Page]:
 
 @pytest.fixture
 def may_draw(page_engine, monkeypatch) -> Iterator[threading.Event]:
-    """What the engine waits for with a row of any picture."""
+    """Event that the engine waits for before a row of any picture."""
     execute, go = page_engine.worker.execute, threading.Event()
 
     def hold(plan):

@@ -412,7 +412,7 @@ def test_what_is_no_controlnet_is_refused_in_a_sentence(folder, tmp_path):
 
 @pytest.fixture
 def without(least) -> catalog.Catalog:
-    """What there is to choose from at a server without ControlNets."""
+    """Catalog of a server without ControlNets."""
     return open_models(least, dtype="float32")[0]
 
 

@@ -1,4 +1,4 @@
-"""What LoRAs add to weights."""
+"""Differences that LoRAs add to weights."""
 
 import numpy as np
 
