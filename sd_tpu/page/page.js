@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: 01a54ea30217119f
+// Made of the modules in script/ by `make script`: 5132e83d84f55407
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\

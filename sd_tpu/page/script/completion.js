@@ -24,7 +24,8 @@ async function learnWords(box) {
     const { value } = box;
     const { known = [], endings = [] } = await ask("known");
     Object.assign(completion, { words: known, endings });
-    if (document.activeElement === box && box.value !== value) suggest(box, completion.ghost !== ""); // somebody types
+    if (document.activeElement === box && box.value !== value)
+        suggest(box, completion.ghost !== ""); // somebody types
 }
 
 /** Another model has other words. */
