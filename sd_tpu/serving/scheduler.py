@@ -68,6 +68,7 @@ MAX_SPARE = 16  # encoders that no picture needs
 # Bytes of encoded prompts that are kept; one takes 0.2 MB for SD 1.4, 16 for FLUX.2 klein.
 KEPT_BYTES = 512 * 2**20
 SWITCH_SECONDS = 5.0  # that a replica keeps to its weights while others wait for room there
+MOST_WAITED = 0.5  # times what a picture takes alone, until it is decoded with others
 TRAINING_SHARE = 0.1  # of the time, at most, while anything is drawn
 
 _AnyEncoder = Encoder | TextEncoder
@@ -1039,13 +1040,23 @@ class Scheduler:
         if not able:
             return Plan(**moves.as_tuples())
         state = self._batch_states[self._in_turn(able)[0].ticket.batch]
+        pictures = [picture for picture in state.pictures() if picture in able]
+        ending = [picture for picture in pictures if picture.left == 1]
+        others = [picture for picture in pictures if picture.left > 1]
+        if self._end_later(ending, others, now):
+            ending = []
         drawn = [
-            self._drawn_on_replica(state.batch, pictures)
+            self._drawn_on_replica(state.batch, there)
             for replica in self._replicas
-            if (pictures := [p for p in state.pictures() if p.replica == replica and p in able])
+            if (
+                there := [p for p in ending if p.replica == replica]
+                or [p for p in others if p.replica == replica]
+            )
         ]
-        everywhere = [picture for pictures in drawn for picture in pictures]
+        everywhere = [picture for there in drawn for picture in there]
         least = min(picture.at_once for picture in everywhere)
+        if len(drawn) > 1 and 1 < least < max(p.left for p in everywhere):
+            least -= any(p.left == least for p in everywhere)  # its last row may wait
         rows, evaluations = self._model.of(state.batch).next_rows(
             [np.stack([picture.kinds_left[:least] for picture in pictures]) for pictures in drawn]
         )
@@ -1065,6 +1076,26 @@ class Scheduler:
             finish=tuple(finish),
             preview=tuple(p.slot for p in everywhere if self._previewed(p, rows)),
         )
+
+    def _end_later(self, ending: list[_Picture], others: list[_Picture], now: float) -> bool:
+        """Whether pictures with one row left wait for more of them to be decoded with.
+
+        While some replicas decode, the rest wait. So pictures end when they have waited, in sum, as
+        long as the pictures on the rest would, or one of them for MOST_WAITED (decision 0035).
+        """
+        if not ending:
+            return False
+        latency = self._model.of(ending[0].ticket.batch)
+        waited = {picture: now - picture.drawn_at for picture in ending}
+        if any(
+            seconds >= MOST_WAITED * latency.of_picture(picture.ticket.kinds)
+            for picture, seconds in waited.items()
+        ):
+            return False
+        decoding = {picture.replica for picture in ending}
+        resting = sum(picture.replica not in decoding for picture in others)
+        seconds = latency.decode_seconds * _most_on_a_replica(ending)
+        return sum(waited.values()) < seconds * resting
 
     def _drawn_on_replica(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
         """Return those of a replica's pictures that take rows now.

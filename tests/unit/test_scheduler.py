@@ -27,7 +27,7 @@ from sd_tpu.serving.job import (
     Progress,
     Queued,
 )
-from sd_tpu.serving.latency import LatencyModel
+from sd_tpu.serving.latency import CALL_SECONDS, LatencyModel
 from sd_tpu.serving.memory import KeptPrompts
 from sd_tpu.serving.plan import (
     Batch,
@@ -44,6 +44,7 @@ from sd_tpu.serving.plan import (
 from sd_tpu.serving.scheduler import (
     KEPT_BYTES,
     MAX_SPARE,
+    MOST_WAITED,
     SWITCH_SECONDS,
     TRAINING_SHARE,
     Busy,
@@ -247,6 +248,7 @@ class Devices:
             assert ticket.prompt in self.kept
             slots[slot] = [ticket, len(ticket.kinds)]
         lanes = Counter()  # by device: what is stepped at a time
+        ending = Counter(slot // share for slot in plan.finish)
         for slot, rows in plan.rows.items():
             ticket, left = slots[slot]
             device = slot // share
@@ -259,7 +261,7 @@ class Devices:
         assert set(plan.finish) == {slot for slot in plan.rows if slots[slot][1] == 0}
         (rows,) = set(plan.rows.values())
         seconds = ROW * rows * max(-(-of // plan.batch.group) for of in lanes.values())
-        decoded = self.decode * len(plan.finish)
+        decoded = self.decode * max(ending.values(), default=0)
         previewed = self.preview * len(plan.preview)
         self.now += seconds + decoded + previewed
         for slot, rows in plan.rows.items():
@@ -329,6 +331,40 @@ def warm(devices: Devices, *batches: Batch) -> Devices:
     for batch in batches or [SMALL]:
         devices.took(devices.ask("first", steps=1, batch=batch))
     return devices
+
+
+def eight(decode: float) -> Devices:
+    """Eight devices with the weights, where decoding a picture takes so many seconds."""
+    devices = Devices(8)
+    devices.decode = decode
+    for device, held in enumerate(devices.held):
+        held.add(BASE)
+        devices.scheduler.hold(device, BASE)
+    return warm(devices)
+
+
+@TRAFFIC
+def test_pictures_are_decoded_together_where_one_that_is_keeps_the_others_waiting():
+    """Eight replicas draw nine tenths of what they would if none waited for another."""
+    devices, chance = eight(decode=2 * ROW), random.Random(0)
+    jobs, began = [], devices.now
+    for number in range(150):
+        jobs.append(devices.ask(str(number), pictures=chance.choice((1, 4, 8)), steps=20))
+        devices.run(seconds=chance.uniform(0, 1))
+    devices.run()
+    pictures = sum(isinstance(event, ImageReady) for job in jobs for event in devices.told[job])
+    assert 8 * (devices.now - began) * 0.9 <= pictures * (20 * ROW + devices.decode)
+
+
+def test_a_picture_waits_to_be_decoded_with_others_for_half_of_its_time_at_most():
+    devices = eight(decode=1.0)
+    alone = 20 * ROW + devices.decode
+    for pictures in (1, 8):  # without others, and as one
+        assert devices.took(devices.ask(pictures=pictures, steps=20)) == pytest.approx(alone)
+    devices.ask("crowd", pictures=7, steps=400)
+    devices.run(seconds=1)
+    took = devices.took(devices.ask("visitor", steps=20))
+    assert 1.3 * alone < took <= (1 + MOST_WAITED) * alone + CALL_SECONDS
 
 
 @TRAFFIC
