@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from jaxtyping import install_import_hook
 from packaging.version import Version
 
 if TYPE_CHECKING:
@@ -80,15 +79,20 @@ def _compiled() -> Path:
 
 configure_jax()
 
-# Modules that a checked module imports are compiled anew in each process, so these come first.
-import beartype  # noqa: E402, F401
-import flax.nnx  # noqa: E402, F401
 
-# From here on the shapes and types that functions of these modules declare are checked.
-FAMILIES = ("latent_diffusion", "stable_diffusion", "stable_diffusion_xl")
-install_import_hook(
-    [*(f"sd_tpu.families.{name}" for name in FAMILIES), "sd_tpu.runtime"], "beartype.beartype"
-)
+def pytest_configure(config) -> None:
+    """Checks, where tests run, the shapes and types that the functions of some modules declare."""
+    if config.getoption("numprocesses", None):  # where workers run them
+        return
+    # Modules that a checked module imports are compiled anew in each process, so these come first.
+    import beartype  # noqa: F401
+    import flax.nnx  # noqa: F401
+    from jaxtyping import install_import_hook
+
+    families = ("latent_diffusion", "stable_diffusion", "stable_diffusion_xl")
+    install_import_hook(
+        [*(f"sd_tpu.families.{name}" for name in families), "sd_tpu.runtime"], "beartype.beartype"
+    )
 
 
 def pytest_collection_finish() -> None:

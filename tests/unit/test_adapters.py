@@ -109,6 +109,7 @@ def test_files_are_listed_by_stem_and_doubles_by_path(tmp_path):
     }
 
 
+@pytest.mark.slow("writes 50,000 files")
 def test_fifty_thousand_files_are_listed_in_seconds(tmp_path):
     for number in range(50_000):
         os.close(os.open(tmp_path / f"{number}.safetensors", os.O_CREAT))

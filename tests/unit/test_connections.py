@@ -19,6 +19,7 @@ from sd_tpu.http.server import Server, address_of, bind, server_name
 
 HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 WHOLE = HALF + b"\r\n"
+WAITS = pytest.mark.slow("waits for seconds, as servers do")
 
 
 async def endless(_) -> StreamingResponse:
@@ -128,6 +129,7 @@ def test_a_second_request_of_a_connection_has_its_headers_waited_for_as_long(ser
     assert ended(connection)
 
 
+@WAITS
 def test_a_body_that_does_not_come_ends_and_one_that_is_slow_does_not(serve):
     served = serve()
     head = b"POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
@@ -139,6 +141,7 @@ def test_a_body_that_does_not_come_ends_and_one_that_is_slow_does_not(serve):
     assert slow.recv(1 << 16).endswith(b"5")
 
 
+@WAITS
 def test_a_client_that_does_not_read_is_let_go(serve):
     connection = connect(serve(), WHOLE.replace(b"GET /", b"GET /endless"))
     time.sleep(6)
@@ -150,6 +153,7 @@ def test_a_client_that_does_not_read_is_let_go(serve):
     assert received < 1 << 24  # what was in the buffers
 
 
+@WAITS
 def test_a_client_that_reads_slowly_gets_all(serve):
     connection, received = connect(serve(), WHOLE.replace(b"GET /", b"GET /large")), 0
     connection.settimeout(20)
@@ -170,12 +174,14 @@ def test_an_answer_before_the_end_of_a_body_is_heard(serve):
     assert b"too much" in connection.recv(1 << 16)
 
 
+@WAITS
 def test_a_second_request_that_was_sent_with_the_first_is_waited_for(serve):
     connection = connect(serve(), WHOLE + WHOLE.replace(b"GET /", b"GET /hold"))
     assert b"here" in connection.recv(1 << 16)
     assert not ended(connection, 4)
 
 
+@WAITS
 def test_a_request_that_takes_long_is_waited_for(serve):
     assert not ended(connect(serve(), WHOLE.replace(b"GET /", b"GET /hold")), 4)
 

@@ -1,6 +1,7 @@
 """README and docs are true: links lead somewhere, flags and files exist, references are fresh."""
 
 import argparse
+import functools
 import importlib.util
 import itertools
 import json
@@ -50,9 +51,15 @@ def name_of(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
+@functools.cache
+def parsed(file: Path) -> list:
+    """Return the tokens of a page's blocks."""
+    return READ.parse(file.read_text("utf-8"))
+
+
 def tokens(file: Path) -> Iterator:
     """Yield the tokens of a page, those within its lines too."""
-    for token in READ.parse(file.read_text("utf-8")):
+    for token in parsed(file):
         yield token
         yield from token.children or ()
 
@@ -66,10 +73,11 @@ def commands(file: Path) -> Iterator[str]:
             yield from (line.removeprefix("$ ").strip() for line in text.splitlines())
 
 
+@functools.cache
 def anchors(file: Path) -> set[str]:
     """Return the anchors of a page, as GitHub names its headings."""
-    found, headings = set(), READ.parse(file.read_text("utf-8"))
-    for token, text in itertools.pairwise(headings):
+    found = set()
+    for token, text in itertools.pairwise(parsed(file)):
         if token.type == "heading_open":
             kept = re.sub(r"[^\w\- ]", "", text.content.lower().replace("`", ""))
             found.add(kept.replace(" ", "-"))

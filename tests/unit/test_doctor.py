@@ -248,6 +248,7 @@ def test_a_model_that_cannot_be_opened_is_a_problem(machine, tmp_path, monkeypat
     assert code == 1 and str(tmp_path) in told.splitlines()[-1]
 
 
+@pytest.mark.slow("starts processes that ask JAX")
 def test_jax_is_asked_in_a_process_that_is_ended_if_it_waits(monkeypatch):
     assert command._asked() == ([Device("cpu", "cpu")] * 8, "")  # as the tests have it
     monkeypatch.setattr(command, "ASK", "import time; time.sleep(60)")
