@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sqlite3
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,42 @@ def test_a_run_that_is_over_before_the_page_hears_of_it_is_shown_too(somebody, m
     expect(kept(somebody).first).to_be_visible(timeout=PATIENCE)
     make(somebody)
     expect(somebody.locator("#history-panel")).to_contain_text("in no time", timeout=PATIENCE)
+
+
+def test_no_click_hits_what_moves_when_the_history_is_opened_again(somebody, monkeypatch):
+    unfold(somebody, "History")
+    expect(kept(somebody)).to_have_count(3, timeout=PATIENCE)
+    at = kept(somebody).first.bounding_box()
+    aim = (at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
+    somebody.keyboard.press("Escape")
+    fill(somebody, ["newest"] + [""] * 7)
+    make(somebody)
+    contents, may_answer = events.contents, threading.Event()
+
+    def late(*args):
+        may_answer.wait(PATIENCE / 1000)
+        return contents(*args)
+
+    monkeypatch.setattr(events, "contents", late)
+    found = somebody.locator("#history-panel .found")
+    # What lies under the pointer as soon as others are there.
+    found.evaluate(
+        """(found, aim) => new MutationObserver(() => {
+            window.hit = document.elementFromPoint(...aim).closest("li");
+        }).observe(found, { childList: true })""",
+        aim,
+    )
+    unfold(somebody, "History")
+    expect(found).to_have_attribute("aria-busy", "true")
+    expect(kept(somebody)).to_have_count(3)  # which are seen meanwhile
+    somebody.mouse.click(*aim)
+    may_answer.set()
+    shows(somebody, ["newest", "first", "<b>third</b>", "fourth"])
+    expect(somebody.get_by_role("dialog")).to_have_count(0)
+    assert somebody.evaluate("window.hit") is None, "nor one that has come there just now"
+    expect(found).to_have_attribute("aria-busy", "false")
+    somebody.mouse.click(*aim)
+    expect(somebody.get_by_role("dialog").get_by_role("img")).to_have_attribute("alt", "newest")
 
 
 def test_an_empty_history_says_so(visitor, keeping):

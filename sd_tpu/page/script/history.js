@@ -7,8 +7,10 @@ import { ask } from "./server.js";
 import { state } from "./state.js";
 
 /** @typedef {import("./types").OfHistory} OfHistory */
+/** @typedef {import("./types").Part} Part */
 
 const DELAY = 150; // ms without a key after which is searched
+const NOTICE = 350; // ms until a pointer's aim is at what has moved to where it points
 const shown = state.history;
 
 /**
@@ -21,12 +23,32 @@ export async function showHistory(act = "show", more = {}) {
     const panel = $("#history-panel[data-open]");
     if (!panel && act === "show") return {};
     const number = ++shown.number;
+    // What is known already is seen, but no click takes it: another may be there in a moment.
+    if (panel) $(".found", panel).ariaBusy = "true";
     const answer = await ask("history", { act, ...shown.filter, ...more });
-    if (panel && number === shown.number && answer.history !== undefined) {
-        $(".found", panel).innerHTML = answer.history;
-        $$("time", panel).forEach(showTime);
-    }
+    if (!panel || number !== shown.number) return answer;
+    const moved = answer.history !== undefined && showFound(panel, answer.history);
+    setTimeout(
+        () => {
+            if (number === shown.number) $(".found", panel).ariaBusy = "false";
+        },
+        moved ? NOTICE : 0,
+    );
     return answer;
+}
+
+/**
+ * Shows what was found; returns whether anything that was there before is elsewhere.
+ * @param {Part} panel
+ * @param {string} html
+ */
+function showFound(panel, html) {
+    const order = () => $$("figure[data-id]", panel).map(({ dataset }) => dataset.id);
+    const before = order();
+    $(".found", panel).innerHTML = html;
+    $$("time", panel).forEach(showTime);
+    const after = order();
+    return before.some((id, at) => after[at] !== id);
 }
 
 /** Puts a picture of the history back into the form. @param {string} id */
@@ -91,7 +113,7 @@ export function search(words) {
 
 /**
  * Writes a time as people do here: the server knows neither where nor how.
- * @param {import("./types").Part} time
+ * @param {Part} time
  */
 function showTime(time) {
     time.textContent = new Date(time.dateTime).toLocaleString(document.documentElement.lang, {
