@@ -240,6 +240,33 @@ def test_what_was_filled_in_survives_a_reload(tab):
     expect(setting(tab, "Spacing")).to_have_value("karras")
 
 
+def test_on_a_phone_a_prompt_that_goes_on_below_its_box_shows_that(visitor, address):
+    with newcomer(visitor, address, phone=True) as tab:
+        long = box(tab, 1)
+
+        def edge() -> bytes:
+            """The pixels at the foot of the box."""
+            tab.mouse.move(0, 0)
+            at = long.bounding_box()
+            clip = {"x": at["x"] + 8, "y": at["y"] + at["height"] - 8, "width": 40, "height": 6}
+            return tab.screenshot(clip=clip)
+
+        long.fill("a fox")
+        long.blur()
+        bare = edge()
+        long.fill("a fox\nin the snow\n\n\nthe last word")
+        long.evaluate("box => { box.blur(); box.scrollTop = 20 }")  # where a line is empty
+        expect(long).to_have_attribute("data-more", "")
+        assert edge() != bare
+        long.evaluate("box => { box.scrollTop = box.scrollHeight }")
+        expect(long).not_to_have_attribute("data-more", "")
+        long.fill("a fox\nin the snow")
+        expect(long).not_to_have_attribute("data-more", "")
+        long.fill("a fox in the snow at night")
+        tab.set_viewport_size({"width": 320, "height": 844})
+        expect(long).to_have_attribute("data-more", "")
+
+
 def test_a_bad_value_is_answered_in_a_sentence_and_costs_no_prompt(tab):
     fill(tab, PROMPTS)
     for label, value, sentence in (

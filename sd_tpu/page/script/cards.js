@@ -1,11 +1,14 @@
-// The cards: which is kept, and what its buttons and its picture say of the prompt.
+// The cards: which is kept, what its buttons and its picture say of the prompt, and whether that goes
+// on below its box.
 
 import { register } from "./actions.js";
-import { $, $$, boxes, cards } from "./dom.js";
+import { $, $$, boxes, cards, listen } from "./dom.js";
 import { hooks } from "./hooks.js";
 import { showUses } from "./inputs.js";
 import { state } from "./state.js";
 import { bookmarks, toggleBookmark } from "./storage.js";
+
+const SLACK = 8; // pixels below the last line, which is seen whole
 
 /**
  * Whether Draw leaves a card alone: its picture may have gone, with the server for one.
@@ -40,12 +43,25 @@ export function showCards() {
         // Of another prompt than is there now a picture says so, and an example nothing.
         $("figure", card).classList.toggle("other", drawn !== undefined && drawn !== here);
     }
+    showMore();
     const drafts = keptDrafts().length;
     const finish = $("#finish");
     finish.hidden = drafts === 0;
     finish.textContent = String(finish.dataset.count).replace("%", String(drafts));
     showUses();
 }
+
+/** Marks the boxes whose prompt goes on below their edge. */
+function showMore() {
+    const more = boxes().map(
+        ({ scrollHeight, scrollTop, clientHeight }) =>
+            scrollHeight - scrollTop - clientHeight > SLACK,
+    );
+    for (const [index, box] of boxes().entries()) box.toggleAttribute("data-more", more[index]);
+}
+
+listen("scroll", (target) => target.matches?.(".prompt textarea") && showMore(), true);
+addEventListener("resize", showMore);
 
 register({
     keep({ index: card }) {
