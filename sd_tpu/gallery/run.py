@@ -268,6 +268,11 @@ class Run:
         """Whether nothing will change any more, unless a picture is drawn again."""
         return not self._tasks and not self._unwritten
 
+    @property
+    def draws(self) -> bool:
+        """Whether anything is drawn for it, or waits to be."""
+        return bool(self._tasks)
+
     def pictures(self) -> dict[int, PictureFile]:
         """Return the finished pictures, by index."""
         return {card.index: card.picture for card in self.cards if card.picture}

@@ -94,6 +94,27 @@ class Runs:
                     run.draw_strip(index, lacking)
         return self._add(run)
 
+    def swap(self, former: Run, one: int, other: int) -> Run | None:
+        """Return a run with the pictures of one that draws nothing, of which two change places.
+
+        Returns None if there is no picture.
+        """
+        there = [card.finished for card in former.cards]
+        there = [card if card and card.picture.there else None for card in there]
+        there[one], there[other] = there[other], there[one]
+        cards = [
+            dataclasses.replace(card, index=index, before=None) if card else BLANK[index]
+            for index, card in enumerate(there)
+        ]
+        return self.start(
+            Request(tuple(card.asked for card in cards)),
+            former=former,
+            taken={card.index: card for card in cards if card.picture},
+            browser=former.browser,
+            address=former.address,
+            seed=former.seed,
+        )
+
     @staticmethod
     def to_draw(
         request: Request,

@@ -401,6 +401,20 @@ class Actions:
             Request().replaced(index, variant.asked), [index], asked
         )
 
+    def _do_swap(self, asked: ActionRequest) -> dict[str, Any]:
+        """Have two cards change places, with their boxes and all that is theirs."""
+        places, filled, run = (asked.index, asked.data["to"]), asked.filled(), self._run(asked)
+        boxes, answer = asked.data["form"], {}
+        if run:
+            if run.draws:
+                raise RequestError("Cards change places when nothing is being drawn.")
+            seed = run.seed if filled["seed"] == RANDOM else filled["seed"]
+            boxes = {**boxes, "prompts": self._spelt(filled["prompts"], seed)}
+            answer = _named(self.runs.swap(run, *places))
+        news = Sentence("Moved to place {number}.", number=places[1] + 1)
+        filled = form.swapped(boxes, *places)
+        return answer | {"filled": filled, "news": asked.language.translate(news)}
+
     def _do_finish(self, asked: ActionRequest) -> dict[str, Any]:
         """Draw drafts again, finely and from the same noise, and have their boxes ask for that."""
         cards = [self._card(asked, index) for index in asked.indices]

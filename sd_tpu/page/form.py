@@ -12,6 +12,7 @@ from sd_tpu.sentence import Sentence
 from sd_tpu.serving.catalog import Catalog
 from sd_tpu.settings import (
     MAX_PROMPTS,
+    MAX_SEED,
     OVERRIDABLE,
     RANDOM,
     SETTINGS,
@@ -103,6 +104,31 @@ def _show_overrides(box: Mapping[str, Any], common: Mapping[str, Any]) -> dict[s
         whole = {**common, **box}
         shown["size"] = named_size((whole["height"], whole["width"]))
     return shown
+
+
+def swapped(form: Mapping[str, Any], one: int, other: int) -> dict[str, Any]:
+    """Return what is filled in once two boxes have changed places, with all that is theirs.
+
+    A box's seed comes along: where it is counted from that of all boxes, it becomes the box's own,
+    and where counting gives the same, it is not one any more.
+
+    Args:
+        form: a form with a seed that can be read.
+        one: the index of a box.
+        other: that of the other.
+    """
+    prompts = [*form["prompts"], *[""] * MAX_PROMPTS][:MAX_PROMPTS]
+    boxes = [*map(dict, form["overrides"]), *({} for _ in range(MAX_PROMPTS))][:MAX_PROMPTS]
+    keep = [*form["keep"], *[False] * MAX_PROMPTS][:MAX_PROMPTS]
+    for each in (prompts, boxes, keep):
+        each[one], each[other] = each[other], each[one]
+    first = SETTINGS["seed"].kind.parse(form["seed"])
+    if isinstance(first, int) and first != RANDOM:
+        for place, before in ((one, other), (other, one)):
+            own = boxes[place].pop("seed", str((first + before) % (MAX_SEED + 1)))
+            if prompts[place].strip() and own != str((first + place) % (MAX_SEED + 1)):
+                boxes[place]["seed"] = own
+    return {"prompts": prompts, "overrides": boxes, "keep": keep}
 
 
 def read_size(text: Any) -> dict[str, str | int]:

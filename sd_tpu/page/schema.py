@@ -96,10 +96,10 @@ class Extend(Message):
     sides: Annotated[list[int], Field(min_length=4, max_length=4)]
 
 
-class Beside(Message):
-    """Say what sets the pictures of two cards apart."""
+class OfTwoCards(Message):
+    """Say what sets the pictures of two cards apart, or have the cards change places."""
 
-    do: Literal["beside"]
+    do: Literal["beside", "swap"]
     index: Index
     to: Index
 
@@ -270,7 +270,7 @@ Asked = (
     | Choose
     | Finish
     | Extend
-    | Beside
+    | OfTwoCards
     | Zip
     | OfPicture
     | Take

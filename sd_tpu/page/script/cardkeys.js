@@ -57,14 +57,14 @@ export function leaveOneStop() {
         each.tabIndex = -1;
 }
 
-/** The cards of a row. */
-function columns() {
+/** How many cards a row has. */
+export function columns() {
     const tops = cards().map((card) => Math.round(card.getBoundingClientRect().top));
     return tops.filter((top) => top === tops[0]).length;
 }
 
 /** The picture of a card, or what stands for it. @param {Part} card */
-const pictureOf = (card) => $(".view", card) ?? $(".below .fold", card);
+export const pictureOf = (card) => $(".view", card) ?? $(".below .fold", card);
 
 function toggleKeys() {
     const closes = $("#keys-panel[data-open]") !== null;

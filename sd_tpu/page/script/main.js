@@ -26,6 +26,7 @@ import { lookSoon } from "./look.js";
 import { showOverrides, showSliders } from "./overrides.js";
 import "./painter.js";
 import "./lasso.js";
+import "./move.js";
 import { lineChanged } from "./progress.js";
 import "./prompts.js";
 import { begin } from "./run.js";

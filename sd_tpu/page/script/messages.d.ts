@@ -1,4 +1,4 @@
-// Made of sd_tpu/page/schema.py by `make script`: d7ed028fd7e0a162
+// Made of sd_tpu/page/schema.py by `make script`: f63c66b338460a8a
 
 export type Asked =
     | Plain
@@ -8,7 +8,7 @@ export type Asked =
     | Choose
     | Finish
     | Extend
-    | Beside
+    | OfTwoCards
     | Zip
     | OfPicture
     | Take
@@ -147,14 +147,14 @@ export interface Extend {
     sides: number[];
 }
 /**
- * Say what sets the pictures of two cards apart.
+ * Say what sets the pictures of two cards apart, or have the cards change places.
  */
-export interface Beside {
+export interface OfTwoCards {
     lang: string;
     browser: string | null;
     run: string | null;
     form: Form;
-    do: "beside";
+    do: "beside" | "swap";
     index: number;
     to: number;
 }
