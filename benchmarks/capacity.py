@@ -127,7 +127,7 @@ class Visit:
 
 def at_most(cost: Cost, steps: int) -> float:
     """Pictures a second that a host draws which is asked for more than it can. That is less than on
-    paper: all its chips wait while one of them decodes."""
+    paper: chips wait while others decode."""
     rate = OVERLOAD * CHIPS / cost.picture(steps) / np.mean(PICTURES)
     visits = simulate(cost, 1, steps, rate, SATURATING)
     return sum(visit.pictures for visit in visits) / max(visit.done for visit in visits)
@@ -209,6 +209,7 @@ def rows(
                 "s a picture": cost.picture(steps),
                 "paper/s": chips / cost.picture(steps),
                 "at most/s": count * most,
+                "at most / paper": most * cost.picture(steps) / CHIPS,
                 "load": f"{load:.0%}",
                 "pictures/s": drawn,
                 **{
@@ -257,8 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"On paper, not on a TPU: cycles as the compiler of {CHIP} expects them, at "
             f"{CLOCK / 1e9:.2f} GHz, without attention's kernels, for which it expects nothing, "
             "and without what the host does. At most so many a second come of the scheduler's own "
-            f"plans under {OVERLOAD:g} times that load, as all chips of a host wait while one "
-            f"decodes; loads are shares of these. Requests of {', '.join(map(str, PICTURES))} "
+            f"plans under {OVERLOAD:g} times that load, as chips of a host wait while others "
+            f"decode; loads are shares of these. Requests of {', '.join(map(str, PICTURES))} "
             f"pictures come by chance, each of another client; {args.requests} for each row. "
             f"Seconds until the first of a request's pictures is begun, and until the last is "
             f"done; ${args.price:.2f} for a chip and hour."

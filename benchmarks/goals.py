@@ -75,6 +75,10 @@ GOALS = (
     Goal("first picture with another choice, s", "Switching: sd14", "first", "reading its file",
          named("another fine-tune")),
     Goal(
+        "pictures of a host, simulated / on paper", "Capacity of v5e-8", "at most / paper", 0.9,
+        lambda row: (row["chips"], row["load"]) == (8, "95%"), at_least=True,
+    ),
+    Goal(
         "time outside advance and decode, %", "Engine overhead", "outside advance and decode, %", 3
     ),
     Goal("eight pictures in one batch, s", "Engine overhead", "seconds", 0.5,
@@ -90,6 +94,8 @@ GOALS = (
          "liker than any untaught, %", 90, named("after 100%"), at_least=True),
     Goal("other words after teaching", "Teaching, other words: sd_tpu", "like before", 0.9,
          named("after 100%"), at_least=True),
+    Goal("a step of teaching", "Teaching, a step", "time / PyTorch's", 1, named("sd_tpu")),
+    Goal("a step of teaching", "Teaching, a step", "memory / PyTorch's", 1.1, named("sd_tpu")),
     Goal("first visit", "First visit", "figure", "goal", lambda row: not _pictures(row)),
     Goal("first visit", "First visit", "figure", "goal", lambda row: _pictures(row), at_least=True),
 )  # fmt: skip

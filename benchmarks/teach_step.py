@@ -33,6 +33,8 @@ from sd_tpu.training.step import CLIPPED, WEIGHT_DECAY, put_batch
 
 TITLE = "Teaching, a step on the CPU: "  # and the model and its size
 LAYERS = ["to_k", "to_q", "to_v", "to_out.0"]  # as diffusers' own scripts name them
+TIME, MEMORY = "a step, s", "peak memory, GB"
+RATIOS = {TIME: "time / PyTorch's", MEMORY: "memory / PyTorch's"}
 CHECKPOINTED = f"{PYTORCH}, gradient checkpointing"
 
 
@@ -107,7 +109,7 @@ def alone(by: str, model: str, side: int, rounds: int) -> dict[str, Any]:
     else:
         take = their_step(model, side, checkpointing=by == CHECKPOINTED)
     timing = side_by_side({"": take}, rounds)[""]
-    return {"": by, "a step, s": timing.median, "peak memory, GB": (memory("VmHWM") - before) / 1e9}
+    return {"": by, TIME: timing.median, MEMORY: (memory("VmHWM") - before) / 1e9}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -123,6 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         in_fresh_process(alone, by, args.model, args.side, args.rounds)
         for by in (OURS, PYTORCH, CHECKPOINTED)
     ]
+    plain = rows[1]
+    for column, ratio in RATIOS.items():
+        rows = [{**row, ratio: row[column] / plain[column]} for row in rows]
     report(
         f"{TITLE}{args.model}, {args.side}x{args.side}",
         rows,
