@@ -14,7 +14,7 @@ from tests.support.visitor import LONG, PATIENCE, PROMPTS, expect, figures, more
 LOCALES = {"ko": "ko-KR", "zh": "zh-TW", "ar": "ar-EG"}
 
 NAMES = {  # which are the same in all languages
-    *"sd_tpu API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL Shift TPU ZIP".split(),
+    *"sd_tpu Alt API CLIP CPU Ctrl Enter Esc LoRA PNG SDXL Shift TPU ZIP".split(),
     *(word for sampler in SAMPLERS.values() for word in re.findall("[A-Za-z]+", sampler.label)),
 }
 
