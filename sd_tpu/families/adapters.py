@@ -103,8 +103,10 @@ class _Lora(dict[str, LowRank]):
 
 
 def _rank(ranks: Iterable[int | None]) -> int:
-    """Return the rank in RANKS of the factors that several LoRAs add to a parameter, side by side;
-    0 if one has no rank, or there is none for them all, and they are merged."""
+    """Return the smallest of RANKS that holds the ranks of several LoRAs together.
+
+    It is 0 if there is none, or if one of them has no rank: they are merged.
+    """
     found = [*ranks]
     if None in found:
         return 0

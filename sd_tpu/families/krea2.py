@@ -120,8 +120,7 @@ class Krea2(QwenModel):
     def encode_text(self, params: Params, inputs: Arrays) -> Arrays:
         """Encode both texts; what describes the task is read, and not passed on.
 
-        Tokens that fill up a text are before the end of its turn in diffusers, which neither sees
-        nor counts them. Here they are after it.
+        In diffusers padding is before the end of a turn, and masked. Here it is after it.
         """
         encoder = nnx.merge(self.text_encoder, params["text_encoder"])
         dropped = self.template.dropped

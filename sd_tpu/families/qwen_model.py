@@ -51,8 +51,8 @@ class QwenModel(LatentModel):
 
     @classmethod
     def check_states(cls, text: Qwen3Config, takes: int) -> None:
-        """Raise CheckpointError unless a transformer takes as many numbers of each token as the
-        layers give whose states are taken."""
+        """Raise CheckpointError unless a transformer is as wide as the states that are taken of the
+        layers, side by side."""
         width = len(cls.taken) * text.hidden_size
         if width != takes or text.num_hidden_layers <= cls.taken[-1]:
             raise CheckpointError(

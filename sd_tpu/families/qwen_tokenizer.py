@@ -18,8 +18,8 @@ class Template(NamedTuple):
     """Text that is written around a prompt.
 
     Attributes:
-        before: the prompt.
-        after: the prompt.
+        before: text before the prompt.
+        after: text after it.
         dropped: how many of the first tokens' states are not taken.
         keeps_end: whether what is after the prompt stays where a turn is too long.
     """

@@ -199,7 +199,7 @@ class StableDiffusionXL(LatentDiffusion):
 def _size_inputs(written: Sequence[bool], height: int, width: int) -> Arrays:
     """Return which of the texts were written, and the sizes.
 
-    As in diffusers, the picture is all of one that was of this size.
+    As in diffusers, original and target size are the picture's own, and nothing was cropped.
     """
     sizes = np.asarray([height, width, 0, 0, height, width], np.float32)
     return {"written": np.array(written), "time_ids": np.stack([sizes, sizes])}

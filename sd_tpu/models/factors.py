@@ -67,8 +67,10 @@ class AdaptedLinear(Linear):
         return matmul(self._added_up(matmul(x, down)), up)
 
     def _in_one(self, x: jax.Array) -> jax.Array:
-        """Multiply x [B, N, inputs] by the kernel with all B pictures' factors below it, x A beside
-        x: a sum of two products goes to memory and back (decision 0034)."""
+        """Compute x W + (x A) B as one product, [x, x A] by W above all B pictures' factors.
+
+        x is [B, N, inputs]. A sum of two products goes to memory and back (decision 0034).
+        """
         down, up = (each[...].astype(x.dtype) for each in (self.lora_A, self.lora_B))
         pictures, rank, outputs = up.shape
         own = jnp.eye(pictures, dtype=bool)[:, None, :, None]

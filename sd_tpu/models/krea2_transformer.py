@@ -183,8 +183,10 @@ class GatedAttention(SelfAttention):
         keys: jax.Array | None = None,
         together: int = 0,
     ) -> jax.Array:
-        """x [B, N, channels], of which so many tokens in a row attend to each other alone or, if 0,
-        all do; by and keys as `attend` has them -> like x."""
+        """x [B, N, channels], by and keys as `attend` has them -> like x.
+
+        Of each `together` tokens in a row, each attends to these alone; if it is 0, to all.
+        """
         q, k, v = (
             each.reshape(-1, together or x.shape[1], each.shape[-1]) for each in self.projected(x)
         )

@@ -21,11 +21,11 @@ class Qwen3Model(nnx.Module):
     def __init__(
         self, config: Qwen3Config, *, layers: int | None = None, dtype=jnp.float32, rngs: nnx.Rngs
     ):
-        """Make the layers, or but the first ones and no final norm.
+        """Make the layers and the final norm.
 
         Args:
             config: of them all.
-            layers: how many of the first ones.
+            layers: how many of the first layers to make, without the norm; by default all.
             dtype: of the parameters.
             rngs: of their initial values.
         """

@@ -89,7 +89,7 @@ def at_end(states: jax.Array, ids: Int[Array, "b l"], end_token: int) -> jax.Arr
 def end_of_text(ids: Int[Array, "b l"], end_token: int) -> Int[Array, " b"]:
     """Return the first position of the end token in each text: ids [B, L] int32 -> [B] int32.
 
-    Configs from before transformers 4.31 say 2, which it is not: there it is the highest id.
+    Configs from before transformers 4.31 say wrongly that it is 2: the end is then the highest id.
     """
     return jnp.argmax(ids if end_token == 2 else ids == end_token, axis=-1)
 

@@ -115,7 +115,8 @@ class ActionRequest:
 
     @classmethod
     def of(cls, data: Any, visitor: gr.Request) -> Self:
-        """Return the request of a visitor's page; of what the page never sends, its language."""
+        """Return the request of a visitor's page; a message that fits no schema keeps its language
+        alone."""
         address = visitor_network(visitor)
         try:
             return cls(schema.read(data), address)
@@ -172,7 +173,8 @@ class RunStream:
     async def stream(self, asked: ActionRequest, session: str) -> AsyncIterator[Updates]:
         """Yield the changes of the page with the run that a session asks for.
 
-        They begin after the version that it has `seen`. How the run ended `before` is old news.
+        They begin after the version that it has `seen`. With `before`, the end of the run is not
+        announced again.
         """
         run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen", 0)
         yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
@@ -331,7 +333,7 @@ class Actions:
         return self._draw_and_fill(pictures, asked)
 
     def _changed(self, asked: ActionRequest, index: int, words: str) -> Picture:
-        """Return the picture that a card's would be, changed as words say."""
+        """Return a card's picture, changed as words say."""
         catalog, before = self.engine.catalog, self._card(asked, index).asked
         *_, filled = catalog.fill([*[""] * index, words], before.seed)
         edits = catalog.edits(before.model)
@@ -460,9 +462,9 @@ class Actions:
         return {"filled": {"prompts": prompts, "overrides": overrides}}
 
     def _spelt(self, prompts: Sequence[str], seed: int) -> list[str]:
-        """Return prompts where empty boxes have what a prompt before them fills in.
+        """Fill empty boxes with the values that the prompt before them gives them.
 
-        That would be lost once a box between them, or that prompt itself, is written anew.
+        These would be lost once a box between them, or that prompt itself, is written anew.
         """
         spelt: Sequence[str] = [""] * len(prompts)
         with suppress(RequestError):  # of a box that is not asked for

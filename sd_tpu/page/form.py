@@ -132,8 +132,8 @@ def swapped(form: Mapping[str, Any], one: int, other: int) -> dict[str, Any]:
 
 
 def read_size(text: Any) -> dict[str, str | int]:
-    """Width and height of what `named_size` wrote; what else the two are, the check refuses. Raises
-    ValueError where there are not two."""
+    """Width and height of what `named_size` wrote. Sides that are no numbers are left to the check
+    of the request. Raises ValueError where there are not two."""
     if text == "":
         return {}
     sides = str(text).split("×")

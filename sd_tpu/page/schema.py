@@ -176,7 +176,7 @@ class Show(Message):
 
 
 class Watch(Message):
-    """Follow a run, from a version on; `before` says that its end is old news."""
+    """Follow a run, from a version on; with `before`, its end is not announced again."""
 
     do: Literal["watch"]
     seen: int

@@ -115,7 +115,7 @@ def read_arguments(
 
 
 def fill(values: Mapping[str, Any], catalog: ModelCatalog, *, limit: int = MAX_PROMPTS) -> Request:
-    """Check a request, whose last prompt fills all boxes that are left if it stands for several.
+    """Check a request. If its last prompt has several values, they fill the boxes that are left.
 
     Arguments and errors are those of `Request.check`.
     """

@@ -761,8 +761,8 @@ def _last_text_program(
 
 
 def _slots(replicas: int, group: int, pictures: int = 2 * SLOTS) -> int:
-    """Return how many slots a batch has, for so many pictures at least: by default as many again as
-    one client can fill, so that there is always a free one for another."""
+    """Return how many slots a batch has: one for each picture, rounded up to whole groups on all
+    replicas. By default there are twice as many as one client fills, so that another finds one."""
     share = replicas * group
     return -(-pictures // share) * share
 
@@ -770,9 +770,11 @@ def _slots(replicas: int, group: int, pictures: int = 2 * SLOTS) -> int:
 def _slots_memory(
     model: Model, height: int, width: int, slots: int, divisions: Params | None = None
 ) -> int:
-    """Return the bytes of a replica's slots on each chip; there are two while they change, but for
-    adapters: of those that enter there is one more, and of all of them each chip has the share
-    that it has of the layers beside them."""
+    """Return the bytes of a replica's slots on each chip.
+
+    Their state exists twice while it changes. Adapters exist once, with room for one that enters,
+    and are divided over a replica's chips as the layers beside them are.
+    """
     shape = model.latent_shape(height, width)
     empty = jax.eval_shape(partial(empty_slots, model, slots, shape))
     adapters = divisions and model.adapter_divisions(divisions)
@@ -783,8 +785,8 @@ def _slots_memory(
 def _check_unchanged(opened: OpenedModel) -> None:
     """Raise CheckpointError if a model's files are others than those that were opened.
 
-    Its parts are read apart, and could else be of two states of the files. Of files that are gone
-    reading itself says so.
+    Its parts are read apart, and could otherwise be of two states of the files. If files are gone,
+    reading them raises.
     """
     if opened.checkpoint.parameters.written() not in ((), opened.written):
         raise CheckpointError(WRITTEN_ANEW)

@@ -383,8 +383,8 @@ class Resolver:
     ) -> tuple[Weights, Weights]:
         """Return the weights that draw a picture, with networks, and its text encoders'.
 
-        LoRAs take so many bytes beside the ones and beside the others; what they do not change is
-        shared.
+        `memory` has the bytes that merged LoRAs take beside the former, and beside the latter; what
+        they do not change is shared.
         """
         opened = self._catalog.open(picture.model)
         weights, texts = (

@@ -675,7 +675,7 @@ class Scheduler:
     def _still_reserved(self, reservation: _Reservation) -> bool:
         """Whether a reservation goes on.
 
-        One for weights ends when the batch leaves, which would else not come back, as that needs
+        One for weights ends when the batch leaves: it could not come back otherwise, as that needs
         room where others have reservations as well. One for text encoders ends when they have
         encoded the prompt.
         """
@@ -903,7 +903,7 @@ class Scheduler:
         return any(prompt.weights == texts and prompt not in self._kept for prompt in unread)
 
     def _unread_weights(self) -> set[Weights]:
-        """Return the text encoders of the prompts to encode, as they are while room is made."""
+        """Return the text encoders of the prompts to encode, found once a plan."""
         if self._unread_now is None:
             self._unread_now = {prompt.weights for prompt in self._unread()}
         return self._unread_now
@@ -917,7 +917,7 @@ class Scheduler:
     def _awaiting(self) -> dict[Weights, list[_Picture]]:
         """Return the pictures that come next whose prompts are encoded, by what draws them.
 
-        They are as they are while room is made. Those behind a picture of their queue that text
+        They are found once a plan. Those behind a picture of their queue that text
         encoders have to come for wait for these themselves, and are left out.
         """
         if self._awaited is None:

@@ -129,6 +129,17 @@ def test_each_setting_has_a_sentence_in_the_guide():
     assert "*Second prompt*" in guide and "*Second seed*" in guide and "*Share of the way*" in guide
 
 
+def test_each_flag_of_the_server_has_a_sentence_in_the_docs():
+    told = "\n".join(file.read_text("utf-8") for file in WRITTEN)
+    flags = [action.option_strings for action in make_parser()._actions]
+    missing = [
+        names
+        for names in flags
+        if not any(re.search(rf"{re.escape(name)}(?![\w-])", told) for name in names)
+    ]
+    assert not missing
+
+
 def test_environment_variables_of_the_code_are_in_the_reference():
     told = {name for variables in VARIABLES.values() for name in variables}
     code = [*(ROOT / "sd_tpu").rglob("*.py"), *(ROOT / "training").glob("*.py")]

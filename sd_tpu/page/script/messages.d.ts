@@ -1,4 +1,4 @@
-// Made of sd_tpu/page/schema.py by `make script`: f63c66b338460a8a
+// Made of sd_tpu/page/schema.py by `make script`: f0c8f28ceaf4d07b
 
 export type Asked =
     | Plain
@@ -266,7 +266,7 @@ export interface Show {
     shown?: string | null;
 }
 /**
- * Follow a run, from a version on; `before` says that its end is old news.
+ * Follow a run, from a version on; with `before`, its end is not announced again.
  */
 export interface Watch {
     lang: string;
