@@ -9,6 +9,8 @@ queues of their clients, are placed in slots, and are drawn there in turns:
   times as many, so there is always one for whoever comes next from elsewhere.
 - In each plan a replica draws for the client whose turn it is (`AddressShares`), and for others as
   far as that costs nothing because the groups stepped together have room.
+- While some replicas decode, the rest wait. So a picture waits with its last row for others that it
+  can be decoded with, as long as that delays it less than the others, by MOST_WAITED at most.
 - What a picture needs, weights on its replica, a compiled batch and encoders of its pictures, is
   prepared in the background; what was used least recently makes room. Where nothing can go, a
   replica takes in no others from SWITCH_SECONDS on, until it is empty enough.
@@ -1039,24 +1041,20 @@ class Scheduler:
             return self._train(self._training, moves)
         if not able:
             return Plan(**moves.as_tuples())
+        waiting = self._waiting_to_end(able, now)
+        able = [picture for picture in able if picture not in waiting]
         state = self._batch_states[self._in_turn(able)[0].ticket.batch]
-        pictures = [picture for picture in state.pictures() if picture in able]
-        ending = [picture for picture in pictures if picture.left == 1]
-        others = [picture for picture in pictures if picture.left > 1]
-        if self._end_later(ending, others, now):
-            ending = []
         drawn = [
-            self._drawn_on_replica(state.batch, there)
+            self._drawn_on_replica(state.batch, pictures)
             for replica in self._replicas
-            if (
-                there := [p for p in ending if p.replica == replica]
-                or [p for p in others if p.replica == replica]
-            )
+            if (pictures := [p for p in state.pictures() if p.replica == replica and p in able])
         ]
-        everywhere = [picture for there in drawn for picture in there]
+        everywhere = [picture for pictures in drawn for picture in pictures]
         least = min(picture.at_once for picture in everywhere)
-        if len(drawn) > 1 and 1 < least < max(p.left for p in everywhere):
-            least -= any(p.left == least for p in everywhere)  # its last row may wait
+        awaited = any(picture.ticket.batch == state.batch for picture in waiting)
+        apart = len(drawn) > 1 and least < max(picture.left for picture in everywhere)
+        if least > 1 and (awaited or apart):
+            least -= any(picture.left == least for picture in everywhere)  # who may end together
         rows, evaluations = self._model.of(state.batch).next_rows(
             [np.stack([picture.kinds_left[:least] for picture in pictures]) for pictures in drawn]
         )
@@ -1077,35 +1075,42 @@ class Scheduler:
             preview=tuple(p.slot for p in everywhere if self._previewed(p, rows)),
         )
 
-    def _end_later(self, ending: list[_Picture], others: list[_Picture], now: float) -> bool:
-        """Whether pictures with one row left wait for more of them to be decoded with.
+    def _ends(self, picture: _Picture) -> bool:
+        """Whether a picture's next row is its last, while other replicas may be at work."""
+        return picture.entered and picture.left == 1 and len(self._replicas) > 1
 
-        While some replicas decode, the rest wait. So pictures end when they have waited, in sum, as
-        long as the pictures on the rest would, or one of them for MOST_WAITED (decision 0035).
+    def _waiting_to_end(self, able: list[_Picture], now: float) -> list[_Picture]:
+        """Return the pictures with one row left that wait for others to be decoded with.
+
+        While some replicas decode, the rest wait. So a batch's pictures end when they have waited,
+        in sum, as long as those on the rest would, or one of them for MOST_WAITED (decision 0035).
         """
-        if not ending:
-            return False
-        latency = self._model.of(ending[0].ticket.batch)
-        waited = {picture: now - picture.drawn_at for picture in ending}
-        if any(
-            seconds >= MOST_WAITED * latency.of_picture(picture.ticket.kinds)
-            for picture, seconds in waited.items()
-        ):
-            return False
-        decoding = {picture.replica for picture in ending}
-        resting = sum(picture.replica not in decoding for picture in others)
-        seconds = latency.decode_seconds * _most_on_a_replica(ending)
-        return sum(waited.values()) < seconds * resting
+        waiting = []
+        for batch in dict.fromkeys(picture.ticket.batch for picture in able if self._ends(picture)):
+            latency, pictures = self._model.of(batch), [p for p in able if p.ticket.batch == batch]
+            waited = {p: now - p.drawn_at for p in pictures if self._ends(p)}
+            decoding = {picture.replica for picture in waited}
+            resting = sum(picture.replica not in decoding for picture in pictures)
+            seconds = latency.decode_seconds * _most_on_a_replica(waited) * resting
+            if sum(waited.values()) < seconds and all(
+                so_long < MOST_WAITED * latency.of_picture(picture.ticket.kinds)
+                for picture, so_long in waited.items()
+            ):
+                waiting += waited
+        return waiting
 
     def _drawn_on_replica(self, batch: Batch, pictures: list[_Picture]) -> list[_Picture]:
         """Return those of a replica's pictures that take rows now.
 
-        These are all of the client whose turn it is that have the same weights, and others of these
-        weights if they cost nothing.
+        These are all that end and have the same weights, else all of the client whose turn it is,
+        and others of these weights if they cost nothing.
         """
-        first, *others = self._in_turn(pictures)
+        first, *others = sorted(self._in_turn(pictures), key=lambda p: not self._ends(p))
         others = [picture for picture in others if picture.ticket.weights == first.ticket.weights]
-        drawn = [first, *(p for p in others if p.ticket.account == first.ticket.account)]
+        if self._ends(first):
+            drawn = [first, *filter(self._ends, others)]
+        else:
+            drawn = [first, *(p for p in others if p.ticket.account == first.ticket.account)]
         evaluations = self._model.of(batch).evaluations
 
         def cost(of: list[_Picture]) -> int:

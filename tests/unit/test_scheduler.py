@@ -333,20 +333,20 @@ def warm(devices: Devices, *batches: Batch) -> Devices:
     return devices
 
 
-def eight(decode: float) -> Devices:
-    """Eight devices with the weights, where decoding a picture takes so many seconds."""
-    devices = Devices(8)
+def ready(count: int, decode: float, batch: Batch = SMALL) -> Devices:
+    """Devices with the weights, where decoding a picture takes so many seconds."""
+    devices = Devices(count)
     devices.decode = decode
     for device, held in enumerate(devices.held):
         held.add(BASE)
         devices.scheduler.hold(device, BASE)
-    return warm(devices)
+    return warm(devices, batch)
 
 
 @TRAFFIC
 def test_pictures_are_decoded_together_where_one_that_is_keeps_the_others_waiting():
     """Eight replicas draw nine tenths of what they would if none waited for another."""
-    devices, chance = eight(decode=2 * ROW), random.Random(0)
+    devices, chance = ready(8, 2 * ROW), random.Random(0)
     jobs, began = [], devices.now
     for number in range(150):
         jobs.append(devices.ask(str(number), pictures=chance.choice((1, 4, 8)), steps=20))
@@ -356,8 +356,39 @@ def test_pictures_are_decoded_together_where_one_that_is_keeps_the_others_waitin
     assert 8 * (devices.now - began) * 0.9 <= pictures * (20 * ROW + devices.decode)
 
 
+def test_who_waits_to_be_decoded_ends_with_those_that_are_waited_for():
+    devices = ready(8, 1.0)
+    devices.ask("crowd", pictures=7, steps=13)
+    devices.run(seconds=8 * ROW)
+    devices.ask("late", steps=2)
+    ends = []
+    while not devices.scheduler.idle:
+        ends.append(len(devices.step().finish))
+    assert [*filter(None, ends)] == [8]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_pictures_of_one_row_take_turns_as_others_do(count):
+    devices = ready(count, DECODE)
+    devices.ask("crowd", pictures=400, steps=1)
+    devices.run(seconds=4 * (ROW + DECODE))
+    assert devices.took(devices.ask("visitor", steps=20)) <= 3 * (20 * ROW + DECODE)
+
+
+def test_those_of_a_group_step_along_with_one_that_ends():
+    """Four in a group, which end one after the other, take no more evaluations than one."""
+    batch = dataclasses.replace(SMALL, group=4)
+    devices = ready(2, DECODE, batch)
+    steps = 20
+    for number in range(4):
+        devices.ask(str(number), steps=steps - 2 * number, batch=batch)
+    begun = devices.now
+    devices.run()
+    assert devices.now - begun <= steps * ROW + 4 * DECODE
+
+
 def test_a_picture_waits_to_be_decoded_with_others_for_half_of_its_time_at_most():
-    devices = eight(decode=1.0)
+    devices = ready(8, 1.0)
     alone = 20 * ROW + devices.decode
     for pictures in (1, 8):  # without others, and as one
         assert devices.took(devices.ask(pictures=pictures, steps=20)) == pytest.approx(alone)
