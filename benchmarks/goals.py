@@ -94,8 +94,9 @@ GOALS = (
          "liker than any untaught, %", 90, named("after 100%"), at_least=True),
     Goal("other words after teaching", "Teaching, other words: sd_tpu", "like before", 0.9,
          named("after 100%"), at_least=True),
-    Goal("a step of teaching", "Teaching, a step", "time / PyTorch's", 1, named("sd_tpu")),
-    Goal("a step of teaching", "Teaching, a step", "memory / PyTorch's", 1.1, named("sd_tpu")),
+    Goal("a step of teaching, time", "Teaching, a step", "time / PyTorch's", 1, named("sd_tpu")),
+    Goal("a step of teaching, memory", "Teaching, a step", "memory / PyTorch's", 1.1,
+         named("sd_tpu")),
     Goal("first visit", "First visit", "figure", "goal", lambda row: not _pictures(row)),
     Goal("first visit", "First visit", "figure", "goal", lambda row: _pictures(row), at_least=True),
 )  # fmt: skip

@@ -51,8 +51,15 @@ class QwenModel(LatentModel):
 
     @classmethod
     def check_states(cls, text: Qwen3Config, takes: int) -> None:
-        """Raise CheckpointError unless a transformer is as wide as the states that are taken of the
-        layers, side by side."""
+        """Check the states that a transformer takes of a text encoder's layers.
+
+        Args:
+            text: the text encoder's config.
+            takes: numbers of each token that the transformer takes.
+
+        Raises:
+            CheckpointError: the layers are too few, or give other numbers side by side.
+        """
         width = len(cls.taken) * text.hidden_size
         if width != takes or text.num_hidden_layers <= cls.taken[-1]:
             raise CheckpointError(

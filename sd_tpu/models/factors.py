@@ -67,9 +67,9 @@ class AdaptedLinear(Linear):
         return matmul(self._added_up(matmul(x, down)), up)
 
     def _in_one(self, x: jax.Array) -> jax.Array:
-        """Compute x W + (x A) B as one product, [x, x A] by W above all B pictures' factors.
+        """Compute x W + (x A) B as one product, of [x, x A] and W above all pictures' factors.
 
-        x is [B, N, inputs]. A sum of two products goes to memory and back (decision 0034).
+        x is [pictures, N, inputs]. A sum of two products goes to memory and back (decision 0034).
         """
         down, up = (each[...].astype(x.dtype) for each in (self.lora_A, self.lora_B))
         pictures, rank, outputs = up.shape

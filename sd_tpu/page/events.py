@@ -82,6 +82,7 @@ from sd_tpu.settings import (
     Picture,
     RequestError,
     drawn_seed,
+    short_seed,
 )
 
 log = logging.getLogger(__name__)
@@ -410,8 +411,8 @@ class Actions:
         if run:
             if run.draws:
                 raise RequestError("Cards change places when nothing is being drawn.")
-            seed = run.seed if filled["seed"] == RANDOM else filled["seed"]
-            boxes = {**boxes, "prompts": self._spelt(filled["prompts"], seed)}
+            seed = run.seed if filled["seed"] == RANDOM else short_seed(filled["seed"])
+            boxes = {**boxes, "prompts": self._spelt(filled["prompts"], seed, every=True)}
             answer = _named(self.runs.swap(run, *places))
         news = Sentence("Moved to place {number}.", number=places[1] + 1)
         filled = form.swapped(boxes, *places)
@@ -461,16 +462,18 @@ class Actions:
             overrides[index : index + 1] = [shown["overrides"][index]]
         return {"filled": {"prompts": prompts, "overrides": overrides}}
 
-    def _spelt(self, prompts: Sequence[str], seed: int) -> list[str]:
+    def _spelt(self, prompts: Sequence[str], seed: int, *, every: bool = False) -> list[str]:
         """Fill empty boxes with the values that the prompt before them gives them.
 
-        These would be lost once a box between them, or that prompt itself, is written anew.
+        These would be lost once a box between them, or that prompt itself, is written anew. With
+        `every`, prompts get their own values as well: elsewhere they would be given others.
         """
         spelt: Sequence[str] = [""] * len(prompts)
         with suppress(RequestError):  # of a box that is not asked for
             spelt = self.engine.catalog.fill([prompt.strip() for prompt in prompts], seed)
         return [
-            prompt if prompt.strip() else such for prompt, such in zip(prompts, spelt, strict=True)
+            prompt if prompt.strip() and not every else such or prompt
+            for prompt, such in zip(prompts, spelt, strict=True)
         ]
 
     def _draw_from(

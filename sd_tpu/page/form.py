@@ -125,9 +125,10 @@ def swapped(form: Mapping[str, Any], one: int, other: int) -> dict[str, Any]:
     first = SETTINGS["seed"].kind.parse(form["seed"])
     if isinstance(first, int) and first != RANDOM:
         for place, before in ((one, other), (other, one)):
-            own = boxes[place].pop("seed", str((first + before) % (MAX_SEED + 1)))
-            if prompts[place].strip() and own != str((first + place) % (MAX_SEED + 1)):
-                boxes[place]["seed"] = own
+            if prompts[place].strip():
+                own = boxes[place].pop("seed", str((first + before) % (MAX_SEED + 1)))
+                if own != str((first + place) % (MAX_SEED + 1)):
+                    boxes[place]["seed"] = own
     return {"prompts": prompts, "overrides": boxes, "keep": keep}
 
 

@@ -104,6 +104,27 @@ def test_a_card_is_dragged_to_another_place_with_all_that_is_its_own(drawn):
     pictures(drawn, [before[0], None, before[2], None, None, before[1], None, None])
 
 
+def test_cards_that_are_dragged_one_right_after_the_other_both_move(drawn):
+    before = drawn.evaluate(SOURCES)
+    for place, to in ((1, 4), (2, 5)):
+        carry(drawn, place, card(drawn, to))
+        drawn.mouse.up()
+    pictures(drawn, [None, None, before[2], before[0], before[1], None, None, None])
+    assert prompts(drawn) == ["", "", "an owl", "a fox", "a hen", "", "", ""]
+
+
+def test_pictures_of_one_prompt_have_their_own_words_once_one_has_moved(tab):
+    fill(tab, ["{a red|a blue} heart", *[""] * 7], seed=7)
+    make(tab)
+    tab.keyboard.press("Escape")
+    carry(tab, 2, card(tab, 5))
+    tab.mouse.up()
+    expect(tab.locator("#news")).to_have_text("Moved to place 5.")
+    assert prompts(tab) == ["a red heart", "", "", "", "a blue heart", "", "", ""]
+    generate(tab).click()
+    says(tab, "All pictures are there already")
+
+
 def test_a_card_that_is_let_go_elsewhere_stays(drawn):
     before = drawn.evaluate(SOURCES)
     for to in (card(drawn, 2), drawn.locator("header")):

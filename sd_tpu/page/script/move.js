@@ -20,6 +20,7 @@ const TRIES = 50; // frames in which a picture comes behind its prompt
 /** @type {{ from: number, x: number, y: number, shown: HTMLElement | null, to: number } | null} */
 let drag = null;
 let dragged = false; // whether the next click only ends a drag
+/** @type {Promise<unknown>} */
 let turn = Promise.resolve(); // when the next card may be moved
 
 /**
@@ -105,6 +106,7 @@ listen(
         if (target.closest("textarea, #change") || $("dialog[open], .menu:popover-open")) return;
         event.preventDefault(); // or the browser would leave the page
         event.stopPropagation();
+        if (event.repeat) return;
         turn = turn.then(() => step(key, shiftKey)).catch(() => {});
     },
     true,
@@ -138,6 +140,9 @@ function end() {
     document.documentElement.removeAttribute("data-carries");
     drag?.shown?.remove();
     drag = null;
+    setTimeout(() => {
+        dragged = false; // no click follows where the pointer has left what it was pressed on
+    });
 }
 
 listen("pointerdown", (target, { button, pointerType, clientX: x, clientY: y }) => {
@@ -161,7 +166,7 @@ listen("pointerup", (_, { altKey }) => {
     end();
     if (!shown || to < 0 || to === from) return;
     if (altKey) copy(from, to);
-    else turn = turn.then(() => void swap(from, to)).catch(() => {});
+    else turn = turn.then(() => swap(from, to)).catch(() => {});
 });
 listen("pointercancel", end);
 listen("selectstart", (_, event) => {

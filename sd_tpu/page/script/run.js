@@ -19,7 +19,7 @@ import { isShown, remember, showUndo } from "./undo.js";
 const FRAME = 20; // ms after which the browser has painted what was said
 
 /**
- * Asks for a run after those before it, and shows it; how it ended `before` is old news.
+ * Asks for a run after those before it, and shows it; with `before`, how it ended is not announced again.
  * @param {Asked} asked
  * @param {boolean} before
  * @returns {Promise<Answer>}
