@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from jaxtyping import install_import_hook
 from packaging.version import Version
 
 if TYPE_CHECKING:
@@ -80,19 +81,26 @@ def _compiled() -> Path:
 configure_jax()
 
 
-def pytest_configure(config) -> None:
-    """Checks, where tests run, the shapes and types that the functions of some modules declare."""
-    if config.getoption("numprocesses", None):  # where workers run them
-        return
-    # Modules that a checked module imports are compiled anew in each process, so these come first.
+def import_unchecked() -> None:
+    """Imports what checked modules import, which would otherwise be compiled anew for them."""
     import beartype  # noqa: F401
     import flax.nnx  # noqa: F401
-    from jaxtyping import install_import_hook
 
-    families = ("latent_diffusion", "stable_diffusion", "stable_diffusion_xl")
-    install_import_hook(
-        [*(f"sd_tpu.families.{name}" for name in families), "sd_tpu.runtime"], "beartype.beartype"
-    )
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    import_unchecked()
+
+# From here on the shapes and types that functions of these modules declare are checked.
+FAMILIES = ("latent_diffusion", "stable_diffusion", "stable_diffusion_xl")
+install_import_hook(
+    [*(f"sd_tpu.families.{name}" for name in FAMILIES), "sd_tpu.runtime"], "beartype.beartype"
+)
+
+
+def pytest_configure(config) -> None:
+    """Leaves out what takes seconds to import where workers run the tests."""
+    if not config.getoption("numprocesses", None):
+        import_unchecked()
 
 
 def pytest_collection_finish() -> None:
