@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: 787be99afdec1fa7
+// Made of the modules in script/ by `make script`: b6c99766b272d7d1
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -336,15 +336,15 @@ resolve,FRAME2)});all[to].contains(document.activeElement)&&pictureOf(all[to]).f
 card")||!altKey||ctrlKey||metaKey||!key2.startsWith("Arrow")||target.closest("textarea, #change")||$("dialog[open], .menu:popover-open")||(event.preventDefault(),event.stopPropagation(),!event.repeat&&
 (turn=turn.then(()=>step2(key2,shiftKey)).catch(()=>{})))},!0);function show8({target,clientX,clientY,altKey}){if(!drag3)return;if(!drag3.shown){let picture=$(".view img",cards()[drag3.from])?.getAttribute(
 "src");drag3.shown=make("div",{id:"carried",textContent:picture?"":drag3.from+1}),picture&&drag3.shown.append(make("img",{src:picture,alt:""})),$(".gradio-container").append(drag3.shown)}let card2=target.
-closest?.("#cards > .card");drag3.to=cards().indexOf(card2),drag3.shown.style.translate=`${clientX+8}px ${clientY+8}px`,showCopies(altKey);for(let each of $$("[data-to]"))each.removeAttribute("data-to");
-card2&&drag3.to!==drag3.from&&card2.setAttribute("data-to","")}function showCopies(copies){drag3?.shown?.toggleAttribute("data-copies",copies),document.documentElement.dataset.carries=!copies&&$("#lin\
-e .busy")?"nothing":""}function end2(){for(let each of $$("[data-to]"))each.removeAttribute("data-to");document.documentElement.removeAttribute("data-carries"),drag3?.shown?.remove(),drag3=null,setTimeout(
-()=>{dragged2=!1})}listen("pointerdown",(target,{button,pointerType,clientX:x,clientY:y})=>{dragged2=!1;let number=target.closest(".below .number");!number||button||pointerType==="touch"||!state.arrived||
-(drag3={from:Number(number.dataset.index),x,y,shown:null,to:-1})});listen("pointermove",(_,event)=>{if(drag3){if(!(event.buttons&1))return end2();!drag3.shown&&Math.hypot(event.clientX-drag3.x,event.clientY-
-drag3.y)<LEAST4||(dragged2=!0,show8(event))}});listen("pointerup",(_,{altKey})=>{let{from,to,shown:shown3}=drag3??{from:-1,to:-1,shown:null};end2(),!(!shown3||to<0||to===from)&&(altKey?copy2(from,to):
-turn=turn.then(()=>swap(from,to)).catch(()=>{}))});listen("pointercancel",end2);listen("selectstart",(_,event)=>{drag3&&event.preventDefault()});addEventListener("click",event=>{dragged2&&event.stopPropagation(),
-dragged2=!1},!0);for(let type of["keydown","keyup"])addEventListener(type,event=>{drag3?.shown&&(event.preventDefault(),event.stopPropagation(),showCopies(event.altKey),event.key==="Escape"&&end2())},
-!0);var dialog4=()=>$("#journey"),scrubber=()=>$("#journey .strip input"),way=[],moving="",first="",drawing=!1,asking=!1;function plan(index){let[from,to]=$$("select",dialog4()),options2=()=>$$("#cards fi\
+closest?.("#cards > .card");drag3.to=cards().indexOf(card2),drag3.shown.style.translate=`${clientX+8}px ${clientY+8}px`,showCopies(altKey);for(let each of $$(".card[data-onto]"))each.removeAttribute("\
+data-onto");card2&&drag3.to!==drag3.from&&card2.setAttribute("data-onto","")}function showCopies(copies){drag3?.shown?.toggleAttribute("data-copies",copies),document.documentElement.dataset.carries=!copies&&
+$("#line .busy")?"nothing":""}function end2(){for(let each of $$(".card[data-onto]"))each.removeAttribute("data-onto");document.documentElement.removeAttribute("data-carries"),drag3?.shown?.remove(),drag3=
+null,setTimeout(()=>{dragged2=!1})}listen("pointerdown",(target,{button,pointerType,clientX:x,clientY:y})=>{dragged2=!1;let number=target.closest(".below .number");!number||button||pointerType==="touc\
+h"||!state.arrived||(drag3={from:Number(number.dataset.index),x,y,shown:null,to:-1})});listen("pointermove",(_,event)=>{if(drag3){if(!(event.buttons&1))return end2();!drag3.shown&&Math.hypot(event.clientX-
+drag3.x,event.clientY-drag3.y)<LEAST4||(dragged2=!0,show8(event))}});listen("pointerup",(_,{altKey})=>{let{from,to,shown:shown3}=drag3??{from:-1,to:-1,shown:null};end2(),!(!shown3||to<0||to===from)&&(altKey?
+copy2(from,to):turn=turn.then(()=>swap(from,to)).catch(()=>{}))});listen("pointercancel",end2);listen("selectstart",(_,event)=>{drag3&&event.preventDefault()});addEventListener("click",event=>{dragged2&&
+event.stopPropagation(),dragged2=!1},!0);for(let type of["keydown","keyup"])addEventListener(type,event=>{drag3?.shown&&(event.preventDefault(),event.stopPropagation(),showCopies(event.altKey),event.key===
+"Escape"&&end2())},!0);var dialog4=()=>$("#journey"),scrubber=()=>$("#journey .strip input"),way=[],moving="",first="",drawing=!1,asking=!1;function plan(index){let[from,to]=$$("select",dialog4()),options2=()=>$$("#cards fi\
 gure.done").map(({dataset})=>{let number=Number(dataset.index)+1,name=String(from.dataset.picture).replace("%",String(number)).replace("§",String($(`#picture-${number} .words`).textContent));return new Option(
 name,dataset.index)});from.replaceChildren(...options2()),to.replaceChildren(to.options[0],...options2()),from.value=index,dialog4().showModal(),showJourney()}async function showJourney(){if(drawing)return"";
 let[{view=""},{way:pictures=[]}]=await Promise.all([ask("movie"),ask("way")]);return moving=view,first="",$("#journey .files").hidden=!view,fillStrip(pictures),view}function fillStrip(pictures){way=pictures,

@@ -79,7 +79,7 @@ def test_a_card_is_dragged_to_another_place_with_all_that_is_its_own(drawn):
     before = drawn.evaluate(SOURCES)
     carry(drawn, 2, card(drawn, 6))
     expect(drawn.locator("#carried img")).to_have_attribute("src", re.compile("."))
-    expect(drawn.locator(".card[data-to] #picture-6")).to_have_count(1)
+    expect(drawn.locator(".card[data-onto] #picture-6")).to_have_count(1)
     drawn.mouse.up()
     expect(drawn.locator("#news")).to_have_text("Moved to place 6.")
     expect(drawn.locator("#carried")).to_have_count(0)

@@ -125,8 +125,8 @@ function show({ target, clientX, clientY, altKey }) {
     drag.to = cards().indexOf(/** @type {Part} */ (card));
     drag.shown.style.translate = `${clientX + 8}px ${clientY + 8}px`;
     showCopies(altKey);
-    for (const each of $$("[data-to]")) each.removeAttribute("data-to");
-    if (card && drag.to !== drag.from) card.setAttribute("data-to", "");
+    for (const each of $$(".card[data-onto]")) each.removeAttribute("data-onto");
+    if (card && drag.to !== drag.from) card.setAttribute("data-onto", "");
 }
 
 /** Shows whether the prompt is copied; nothing else can be while something is drawn. @param {boolean} copies */
@@ -136,7 +136,7 @@ function showCopies(copies) {
 }
 
 function end() {
-    for (const each of $$("[data-to]")) each.removeAttribute("data-to");
+    for (const each of $$(".card[data-onto]")) each.removeAttribute("data-onto");
     document.documentElement.removeAttribute("data-carries");
     drag?.shown?.remove();
     drag = null;
