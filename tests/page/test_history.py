@@ -494,6 +494,7 @@ def test_nobody_else_sees_a_picture_or_gets_it_by_its_id(looker, chromium, keepi
     )
 
 
+@pytest.mark.slow("opens a browser's page on two servers")
 def test_the_history_outlives_the_server(chromium, page_engine, tmp_path):
     with chromium.new_context() as context:
         tab = context.new_page()
