@@ -108,6 +108,7 @@ def test_it_is_fitted_when_first_shown_if_its_parameters_came_after_the_programs
     np.testing.assert_allclose(again(latents).astype(int), fitted(latents).astype(int), atol=1)
 
 
+@pytest.mark.slow("opens another checkpoint and fits its map")
 def test_a_fine_tune_with_another_autoencoder_has_a_map_of_its_own(checkpoints, tmp_path):
     """And those with the same one share theirs, also with other weights beside it."""
     for name, part in (("a", "unet"), ("b", "unet"), ("c", "vae")):
