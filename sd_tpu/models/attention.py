@@ -5,15 +5,19 @@ checkpoint's `upcast_attention` asks for is always so.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sd_tpu.models.platform import platform
+from sd_tpu.models.products import KEPT
 
 # Rows and columns of the piece of the score matrix that exists at a time: on TPUs, on CPUs rows.
 QUERIES, KEYS = 256, 512
@@ -103,28 +107,85 @@ def chunked(
     def apart(x: jax.Array) -> jax.Array:
         return x.reshape(batch, -1, heads, size).swapaxes(1, 2).reshape(batch * heads, -1, size)
 
-    # A column of ones beside the values sums what they are weighed by.
-    v = jnp.pad(apart(v), ((0, 0), (0, 0), (0, 1)), constant_values=1)
+    counts = None if keys is None else jnp.repeat(keys, heads)
+    q = jnp.pad(apart(q), ((0, 0), (0, filled), (0, 0))).reshape(batch * heads, -1, step, size)
+    out = _by_chunks(q, apart(k), apart(v), counts).reshape(batch, heads, -1, size)
+    return out[:, :, :queries].swapaxes(1, 2).reshape(batch, queries, channels)
+
+
+@jax.custom_vjp
+def _by_chunks(q: jax.Array, k: jax.Array, v: jax.Array, counts: jax.Array | None) -> jax.Array:
+    """Attend with one head and one chunk at a time: q [heads, chunks, N, size], k and v [heads, M,
+    size], counts [heads] of the keys that count -> like q."""
+    return _in_turn(lambda *operands: _attended(*operands)[0], q, *_prepared(k, v), counts)
+
+
+def _by_chunks_forward(q, k, v, counts):
+    out, log_sums = _in_turn(_attended, q, *_prepared(k, v), counts)
+    out, log_sums = checkpoint_name(out, KEPT), checkpoint_name(log_sums, KEPT)
+    return out, (q, k, v, counts, out, log_sums)
+
+
+def _by_chunks_backward(operands, gradient):
+    """Compute scores again: all chunks' would take as much memory as the plain form's.
+
+    With p = softmax(s) and s = size^-0.5 q k^T, the gradient of s is p (g v^T - sum(g out)), and
+    nothing of it is transposed, which would take as long as a product (Dao et al. 2022,
+    arXiv:2205.14135, appendix B).
+    """
+    q, k, v, counts, out, log_sums = operands
+    scale = q.shape[-1] ** -0.5
+    product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    means = jnp.sum(gradient * out, axis=-1, dtype=jnp.float32)
 
     def head(operands):
-        q, k, v, count = operands
-        product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+        q, k, v, count, gradient, log_sums, means = operands
+        keys, values = k.T, v.T
 
-        def chunk(q):
-            scores = product(q, k)
-            if count is not None:
-                scores = jnp.where(_numbers(scores) < count, scores, -jnp.inf)
-            p = jnp.exp(size**-0.5 * (scores - scores.max(-1, keepdims=True)))
-            out = product(p.astype(v.dtype), v)
-            return (out[:, :-1] / out[:, -1:]).astype(q.dtype)
+        def chunk(sums, operands):
+            of_keys, of_values = sums
+            q, g, log_sums, means = operands
+            scores = _counted(product(q, keys), count)
+            p = jnp.exp(scale * scores - log_sums[:, None])
+            of_scores = (scale * p * (product(g, values) - means[:, None])).astype(q.dtype)
+            sums = (of_keys + product(q.T, of_scores), of_values + product(g.T, p.astype(v.dtype)))
+            return sums, product(of_scores, k).astype(q.dtype)
 
-        # For a gradient scores are computed again: all chunks' take memory as the plain form's do.
-        chunks = jnp.pad(q, ((0, filled), (0, 0))).reshape(-1, step, size)
-        return lax.map(jax.checkpoint(chunk), chunks).reshape(-1, size)[:queries]
+        nothing = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32)
+        sums, of_q = lax.scan(chunk, nothing, (q, gradient, log_sums, means))
+        return of_q, *(of_all.T.astype(k.dtype) for of_all in sums)
 
-    counts = None if keys is None else jnp.repeat(keys, heads)
-    out = lax.map(head, (apart(q), apart(k).swapaxes(1, 2), v, counts))
-    return out.reshape(batch, heads, queries, size).swapaxes(1, 2).reshape(q.shape)
+    of_q, of_k, of_v = lax.map(head, (q, k, v, counts, gradient, log_sums, means))
+    return of_q, of_k, of_v, None  # numbers of keys have no gradient
+
+
+_by_chunks.defvjp(_by_chunks_forward, _by_chunks_backward)
+
+
+def _prepared(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return keys transposed and values with a column of ones, which sums what weighs them."""
+    return k.swapaxes(1, 2), jnp.pad(v, ((0, 0), (0, 0), (0, 1)), constant_values=1)
+
+
+def _in_turn(chunk: Callable[..., Any], q: jax.Array, *others: Any) -> Any:
+    """Return chunk(its queries, its head's keys, values and count) of each chunk of each head."""
+    return lax.map(lambda each: lax.map(lambda q: chunk(q, *each[1:]), each[0]), (q, *others))
+
+
+def _attended(q, keys, values, count) -> tuple[jax.Array, jax.Array]:
+    """Attend in a chunk: q [N, size], of `_prepared` keys and values -> [N, size], and the
+    logarithms of the sums of its weights [N]."""
+    product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    scores, scale = _counted(product(q, keys), count), q.shape[-1] ** -0.5
+    most = scores.max(-1, keepdims=True)
+    out = product(jnp.exp(scale * (scores - most)).astype(values.dtype), values)
+    sums = out[:, -1:]
+    return (out[:, :-1] / sums).astype(q.dtype), (scale * most + jnp.log(sums))[:, 0]
+
+
+def _counted(scores: jax.Array, count: jax.Array | None) -> jax.Array:
+    """Return scores [N, M] without those of keys that do not count."""
+    return scores if count is None else jnp.where(_numbers(scores) < count, scores, -jnp.inf)
 
 
 def _for_all_queries(x: jax.Array, size: int, heads: int) -> jax.Array:

@@ -6,6 +6,7 @@ and in bfloat16, which XLA's convolutions make float32, smaller ones a product a
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sd_tpu.models.platform import platform
-from sd_tpu.models.products import matmul
+from sd_tpu.models.products import kept, matmul
 
 # The matrices B^T, G and A^T by which F(2x2, 3x3) transforms the input, the kernel and the products
 # (Lavin and Gray 2015, arXiv:1509.09308).
@@ -38,6 +39,7 @@ LEAST_CHANNELS, LEAST_PIXELS = 256, 1024
 MOST_PATCHES = {32: 16 << 20, 256: 48 << 20}
 
 
+@kept
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
     """Call `lax.conv_general_dilated` as `layers.conv` does: no dilation, groups or precision.
 
@@ -48,9 +50,12 @@ def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> ja
     batch, height, width, _ = x.shape
     *sides, inputs, outputs = kernel.shape
     same_size = sides == [3, 3] and [*padding] == [(1, 1), (1, 1)] and max(strides) == 1
-    large = min(inputs, outputs) >= LEAST_CHANNELS and batch * height * width >= LEAST_PIXELS
-    if platform() == "cpu" and same_size and large and height % 2 == width % 2 == 0:
-        return winograd(x, kernel)
+    many = same_size and min(inputs, outputs) >= LEAST_CHANNELS
+    if platform() == "cpu" and many and height % 2 == width % 2 == 0:
+        if batch * height * width >= LEAST_PIXELS:
+            return winograd(x, kernel)
+        if x.dtype != jnp.bfloat16:
+            return of_few_pixels(x, kernel)
     if platform() == "cpu" and x.dtype == jnp.bfloat16 and _is_small(x, kernel, strides):
         return patched(x, kernel, tuple(strides), tuple(padding))
     return lax.conv_general_dilated(x, kernel, strides, padding, **options)
@@ -64,6 +69,7 @@ def _is_small(x: jax.Array, kernel: jax.Array, strides) -> bool:
     return bool(most) and (sides == [1, 1] or patches <= most[-1])
 
 
+@kept
 def convolve_enlarged(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
     """Convolve x at twice its size by nearest neighbour, 3x3, padded by 1, of stride 1.
 
@@ -115,16 +121,47 @@ def _patched_forward(x, kernel, strides, padding):
 
 def _patched_backward(strides, padding, operands, gradient):
     # Integers have no gradient.
-    direct = partial(
+    return jax.vjp(_direct(strides, padding), *operands)[1](gradient)
+
+
+patched.defvjp(_patched_forward, _patched_backward)
+
+
+@jax.custom_vjp
+def of_few_pixels(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolve with a padding of 1 by XLA, whose gradient for x is that of `winograd`.
+
+    XLA would exchange the channels of the whole kernel in memory first, which takes longer than
+    the convolution of so few pixels (decision 0036).
+
+    x [B, H, W, C] with even H and W, kernel [3, 3, C, K] -> [B, H, W, K].
+    """
+    return _direct((1, 1), ((1, 1), (1, 1)))(x, kernel)
+
+
+def _of_few_pixels_forward(x, kernel):
+    return of_few_pixels(x, kernel), (x, kernel)
+
+
+def _of_few_pixels_backward(operands, gradient):
+    x, kernel = operands
+    (of_x,) = jax.vjp(lambda x: winograd(x, kernel), x)[1](gradient)
+    direct = _direct((1, 1), ((1, 1), (1, 1)))
+    (of_kernel,) = jax.vjp(lambda kernel: direct(x, kernel), kernel)[1](gradient)
+    return of_x, of_kernel
+
+
+of_few_pixels.defvjp(_of_few_pixels_forward, _of_few_pixels_backward)
+
+
+def _direct(strides, padding) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return XLA's convolution of x [B, H, W, C] and a kernel [height, width, C, K]."""
+    return partial(
         lax.conv_general_dilated,
         window_strides=strides,
         padding=padding,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
-    return jax.vjp(direct, *operands)[1](gradient)
-
-
-patched.defvjp(_patched_forward, _patched_backward)
 
 
 def winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from sd_tpu.checkpoint.division import MODEL
 from sd_tpu.checkpoint.weights import Params, ShapesOnly
 from sd_tpu.models.attention import attention
 from sd_tpu.models.convolution import convolve, convolve_enlarged
-from sd_tpu.models.products import dot_general, matmul
+from sd_tpu.models.products import dot_general, kept, matmul
 
 Weight = nnx.Param | jax.Array
 
@@ -164,6 +164,7 @@ class Linear(nnx.Linear):
         self.kernel = nnx.Param(jax.ShapeDtypeStruct(shape, jnp.int8))
         self.kernel_scale = nnx.Param(jax.ShapeDtypeStruct(shape[1:], jnp.float32))
 
+    @kept
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
         """[..., inputs] -> [..., outputs]."""
         if self.kernel_scale is None and not self._has_rows_elsewhere:
@@ -171,6 +172,7 @@ class Linear(nnx.Linear):
         y = self._added_up(self._product(inputs.astype(self.dtype)).astype(self.dtype))
         return y if self.bias is None else y + self.bias[...]
 
+    @kept
     def wide(self, x: jax.Array) -> jax.Array:
         """Multiply x [..., inputs] by the kernel -> [..., outputs], whose sums stay float32."""
         return self._added_up(self._product(x))
@@ -277,6 +279,7 @@ def pointwise(
     )
 
 
+@kept
 def _product(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
     return matmul(x, kernel[0, 0])
 

@@ -1,16 +1,29 @@
 """Products of matrices, as suits the platform."""
 
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from sd_tpu.models.platform import platform
 
 # How many rows are taken at a time on CPUs, of how many numbers on (decision 0015).
 ROWS, LARGE = 512, 1 << 20
+KEPT = "kept"  # by this name the results of layers can be kept for a gradient (decision 0036)
+
+
+def kept(layer: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Give the results of a function or a method the name KEPT, which changes nothing else."""
+
+    @functools.wraps(layer)
+    def named(*args, **kwargs):
+        return checkpoint_name(layer(*args, **kwargs), KEPT)
+
+    return named
 
 
 def dot_general(a: jax.Array, b: jax.Array, dimension_numbers, **options) -> jax.Array:

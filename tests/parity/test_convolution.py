@@ -84,12 +84,17 @@ def test_a_convolution_is_by_tiles_where_that_pays(monkeypatch, changed, product
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(convolution.winograd, direct), (convolution.winograd_enlarged, enlarged)]
+    ("ours", "theirs"),
+    [
+        (convolution.winograd, direct),
+        (convolution.winograd_enlarged, enlarged),
+        (convolution.of_few_pixels, direct),
+    ],
 )
 @pytest.mark.parametrize(
     "picture", [(2, 6, 4, 8), (1, 2, 2, 1), (0, 6, 4, 8)], ids=["pictures", "the smallest", "none"]
 )
-def test_tiles_give_a_convolution_and_its_gradient(ours, theirs, picture):
+def test_each_way_gives_a_convolution_and_its_gradient(ours, theirs, picture):
     x, kernel = drawn(picture, (3, 3, picture[-1], 5))
     seen = jax.eval_shape(theirs, x, kernel).shape
     seen = np.random.default_rng(1).standard_normal(seen, np.float32)

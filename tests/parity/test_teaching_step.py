@@ -12,9 +12,12 @@ import peft
 import pytest
 import torch
 from diffusers.training_utils import compute_snr
+from flax import nnx
 
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.models.layers import ResnetBlock
 from sd_tpu.sampling.schedule import read_schedule
+from sd_tpu.training import factors
 from sd_tpu.training.factors import FEED_FORWARD, Adaptation
 from sd_tpu.training.losses import loss
 from tests.support import anima, flux, flux2, krea2, sd3, tiny, z_image
@@ -287,3 +290,16 @@ def test_schedules_of_equal_configs_are_equal_and_others_are_not():
     assert len({*schedules, *map(read_schedule, configs)}) == 4
     other = dataclasses.replace(schedules[0], alphas_cumprod=schedules[0].alphas_cumprod / 2)
     assert other != schedules[0]
+
+
+@pytest.mark.parametrize(("platform", "again"), [("cpu", 0), ("tpu", 1)])
+def test_layers_are_computed_again_for_the_gradient_where_their_results_are_not_kept(
+    monkeypatch, platform, again
+):
+    monkeypatch.setattr(factors, "platform", lambda: platform)
+    block = ResnetBlock(8, 8, groups=4, eps=1e-5, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    block.__class__ = factors.recomputing(ResnetBlock)
+    x = jnp.ones((1, 4, 4, 8))
+    traced = str(jax.make_jaxpr(jax.grad(lambda x: block(x).sum()))(x))
+    # Two there and two back; what the last one gives is only added, so nobody needs it again.
+    assert traced.count("conv_general_dilated[") == 4 + again
