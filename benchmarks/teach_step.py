@@ -27,6 +27,7 @@ from benchmarks.report import (
 )
 from benchmarks.tpu_compile import training_step
 from sd_tpu.families.tokenizer import LENGTH
+from sd_tpu.memory import return_freed_memory
 from sd_tpu.runtime.mesh import make_mesh, replicated
 from sd_tpu.training.options import OPTIMIZERS, Options
 from sd_tpu.training.step import CLIPPED, WEIGHT_DECAY, put_batch
@@ -46,6 +47,7 @@ def our_step(model: str, side: int) -> Callable[[], Any]:
     state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=replicated(mesh)), shapes)
     given = put_batch(batch, mesh), np.uint32(0), np.float32(OPTIMIZERS["adamw"])
     compiled = step.lower(state, params, *given).compile()
+    return_freed_memory()  # as `Trainer` does
 
     def take() -> None:
         nonlocal state

@@ -323,7 +323,7 @@ def training_step(
     network, params, _ = built(model, dtype)
     options = Options(name="", batch=replicas(mesh))
     taken = {network.denoiser: params[network.denoiser]}
-    adaptation = Adaptation.of(network, taken, options.rank)
+    adaptation = Adaptation.of(network, taken, options.rank, pixels=side * side)
     texts = jax.eval_shape(network.encode_prompt, params, network.input_shapes)
     text = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), texts)
     picture = Encoded(np.zeros(network.latent_shape(side, side), np.float32), text, text)

@@ -115,8 +115,11 @@ def chunked(
 
 @jax.custom_vjp
 def _by_chunks(q: jax.Array, k: jax.Array, v: jax.Array, counts: jax.Array | None) -> jax.Array:
-    """Attend with one head and one chunk at a time: q [heads, chunks, N, size], k and v [heads, M,
-    size], counts [heads] of the keys that count -> like q."""
+    """Attend with one head and one chunk at a time.
+
+    q [B * heads, chunks, N, size], k and v [B * heads, M, size], counts [B * heads] of the keys
+    that count -> like q.
+    """
     return _in_turn(lambda *operands: _attended(*operands)[0], q, *_prepared(k, v), counts)
 
 
@@ -129,14 +132,15 @@ def _by_chunks_forward(q, k, v, counts):
 def _by_chunks_backward(operands, gradient):
     """Compute scores again: all chunks' would take as much memory as the plain form's.
 
-    With p = softmax(s) and s = size^-0.5 q k^T, the gradient of s is p (g v^T - sum(g out)), and
-    nothing of it is transposed, which would take as long as a product (Dao et al. 2022,
-    arXiv:2205.14135, appendix B).
+    With p = softmax(s) and s = size^-0.5 q k^T, the gradient of s is p (g v^T - sum(g out)) (Dao et
+    al. 2022, arXiv:2205.14135, appendix B). No matrix of scores is transposed, which would take as
+    long as a product.
     """
     q, k, v, counts, out, log_sums = operands
     scale = q.shape[-1] ** -0.5
     product = partial(jnp.matmul, preferred_element_type=jnp.float32)
-    means = jnp.sum(gradient * out, axis=-1, dtype=jnp.float32)
+    # Of g v^T as p weighs it.
+    means = jnp.sum(gradient.astype(jnp.float32) * out, axis=-1)
 
     def head(operands):
         q, k, v, count, gradient, log_sums, means = operands
@@ -172,7 +176,9 @@ def _in_turn(chunk: Callable[..., Any], q: jax.Array, *others: Any) -> Any:
     return lax.map(lambda each: lax.map(lambda q: chunk(q, *each[1:]), each[0]), (q, *others))
 
 
-def _attended(q, keys, values, count) -> tuple[jax.Array, jax.Array]:
+def _attended(
+    q: jax.Array, keys: jax.Array, values: jax.Array, count: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     """Attend in a chunk: q [N, size], of `_prepared` keys and values -> [N, size], and the
     logarithms of the sums of its weights [N]."""
     product = partial(jnp.matmul, preferred_element_type=jnp.float32)

@@ -43,7 +43,8 @@ MOST_PATCHES = {32: 16 << 20, 256: 48 << 20}
 def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> jax.Array:
     """Call `lax.conv_general_dilated` as `layers.conv` does: no dilation, groups or precision.
 
-    On CPUs it is `winograd` or, in bfloat16, `patched` where that is faster.
+    On CPUs it is `winograd` or, in bfloat16, `patched` where that is faster; `of_few_pixels` has a
+    faster gradient alone.
 
     x [B, H, W, C], kernel [height, width, C, K] -> [B, H', W', K].
     """

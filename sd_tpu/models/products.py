@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +14,15 @@ from sd_tpu.models.platform import platform
 
 # How many rows are taken at a time on CPUs, of how many numbers on (decision 0015).
 ROWS, LARGE = 512, 1 << 20
+P = ParamSpec("P")
 KEPT = "kept"  # by this name the results of layers can be kept for a gradient (decision 0036)
 
 
-def kept(layer: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def kept(layer: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
     """Give the results of a function or a method the name KEPT, which changes nothing else."""
 
     @functools.wraps(layer)
-    def named(*args, **kwargs):
+    def named(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
         return checkpoint_name(layer(*args, **kwargs), KEPT)
 
     return named

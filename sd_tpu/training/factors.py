@@ -45,6 +45,8 @@ FEED_FORWARD = re.compile(
     r".*\b((ff|ff_context)\.(net\.(0\.proj|2)|linear_(in|out)|gate|up|down)|feed_forward\.w[123]|mlp\.fc[12]"
     r"|single_transformer_blocks\.\d+\.proj_(mlp|out))"
 )
+# Pixels up to which the results of all layers take less memory than the weights do.
+MOST_KEPT = 512 * 512
 BLOCKS = (
     ResnetBlock,
     unet.TransformerBlock,
@@ -61,16 +63,18 @@ BLOCKS = (
 
 
 @functools.cache
-def recomputing(kind: type[nnx.Module]) -> type[nnx.Module]:
+def recomputing(kind: type[nnx.Module], *, keep: bool) -> type[nnx.Module]:
     """Return a block's class whose insides are computed again for the gradient, and not kept.
 
-    On CPUs the results of its layers are kept: they take a fraction of the memory that kernels and
-    temporaries do, and another forward pass a fifth of a step (decision 0036).
+    Args:
+        kind: the block's class.
+        keep: whether the results of its layers are kept on CPUs, so that only what is between
+            layers is computed again (decision 0036).
     """
-    keep = jax.checkpoint_policies.save_only_these_names(KEPT)
+    results = jax.checkpoint_policies.save_only_these_names(KEPT)
 
     def call(self, *args, **kwargs):
-        policy = keep if platform() == "cpu" else None
+        policy = results if keep and platform() == "cpu" else None
         return jax.checkpoint(lambda: kind.__call__(self, *args, **kwargs), policy=policy)()
 
     return type(f"Recomputing{kind.__name__}", (kind,), {"__call__": call})
@@ -91,19 +95,21 @@ class Adaptation:
     rank: int
 
     @classmethod
-    def of(cls, model: Any, shapes: Params, rank: int, *, feed_forward: bool = False):
+    def of(cls, model: Any, shapes: Params, rank: int, *, pixels: int, feed_forward: bool = False):
         """Adapt components of a model.
 
         Args:
             model: as a `Checkpoint` has it.
             shapes: of the parameters of those components that are trained.
             rank: of the factors.
+            pixels: of all pictures that a device looks at together.
             feed_forward: whether feed-forward layers are adapted as well.
         """
+        keep = pixels <= MOST_KEPT
         graphs: dict[str, Any] = {}
         layers: dict[str, Layer] = {}
         for part, of_part in shapes.items():
-            graphs[part], found = _adapted(getattr(model, part), of_part, feed_forward)
+            graphs[part], found = _adapted(getattr(model, part), of_part, feed_forward, keep)
             layers |= {f"{part}.{name}": found[name] for name in sorted(found)}
         layers = {
             name: layer._replace(path=(name.partition(".")[0], *layer.path))
@@ -134,7 +140,7 @@ class Adaptation:
 
 
 def _adapted(
-    graph: nnx.GraphDef, shapes: Params, feed_forward: bool
+    graph: nnx.GraphDef, shapes: Params, feed_forward: bool, keep: bool
 ) -> tuple[nnx.GraphDef, dict[str, Layer]]:
     """Return a network of layers with factors and of blocks that recompute, and these layers."""
     network = nnx.merge(graph, shapes)
@@ -144,7 +150,7 @@ def _adapted(
     )
     for _, module in nnx.iter_modules(network):
         if type(module) in BLOCKS:
-            module.__class__ = recomputing(type(module))
+            module.__class__ = recomputing(type(module), keep=keep)
     return nnx.graphdef(network), layers
 
 

@@ -1,6 +1,7 @@
 """A training, a step at a time: its programs, its pictures and its state."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.checkpoint.division import bytes_of
 from sd_tpu.checkpoint.weights import Params, opened
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.memory import return_freed_memory
 from sd_tpu.runtime.mesh import replicas, replicated, split
 from sd_tpu.settings import RequestError
 from sd_tpu.training.encoding import Encoded, ExampleEncoder
@@ -71,7 +73,13 @@ class Trainer:
         encoders = getattr(model, "encoders", {}) if options.text_encoders else {}
         trained = {part: shapes[part] for part in (model.denoiser, *encoders)}
         adaptation = Adaptation.of(
-            model, trained, options.rank, feed_forward=options.feed_forward
+            model,
+            trained,
+            options.rank,
+            pixels=options.batch
+            // replicas(mesh)
+            * max(math.prod(example.size) for example in examples),
+            feed_forward=options.feed_forward,
         ).with_model(self.encoder.model)
         # A step that reads texts takes encoders that are not trained too.
         self.parts = (
@@ -114,6 +122,7 @@ class Trainer:
             self._programs[batch["latents"].shape] = self._step.lower(
                 state, params, put_batch(batch, self._mesh), *self._scalars(0)
             ).compile()
+        return_freed_memory()
 
     @property
     def memory(self) -> int:

@@ -199,16 +199,16 @@ def test_a_cpu_takes_chunks_where_scores_are_many(queries, keys, chunks):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 0.02)], ids=["float32", "bfloat16"]
 )
-@pytest.mark.parametrize("counts", [None, [77, 20]], ids=["all keys", "some"])
+@pytest.mark.parametrize("counts", [None, [600, 20]], ids=["all keys", "some"])
 @pytest.mark.parametrize("queries", [512, 1031], ids=["one chunk", "the last filled up"])
 def test_chunks_can_be_trained_through(queries, counts, dtype, tolerance):
-    operands = counted(queries, 77, 40, counts or [77, 77], dtype)
+    operands = counted(queries, 600, 40, counts or [600, 600], dtype)
 
     def gradients(way, dtype):
         total = jax.grad(lambda *qkv: jnp.sum(jnp.sin(way(*qkv).astype(jnp.float32))), (0, 1, 2))
         return jax.jit(total)(*(each.astype(dtype) for each in operands))
 
-    exactly = gradients(lambda *qkv: cut(*qkv, counts or [77, 77]), jnp.float32)
+    exactly = gradients(lambda *qkv: cut(*qkv, counts or [600, 600]), jnp.float32)
     given = counts and jnp.array(counts)
     ours = gradients(lambda *qkv: attention.chunked(*qkv, HEADS, given), dtype)
     for our, their in zip(ours, exactly, strict=True):

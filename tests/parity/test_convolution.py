@@ -83,6 +83,14 @@ def test_a_convolution_is_by_tiles_where_that_pays(monkeypatch, changed, product
     assert traced.count("conv_general_dilated[") == (not products)
 
 
+@pytest.mark.parametrize(("dtype", "tiles"), [(jnp.float32, True), (jnp.bfloat16, False)])
+def test_the_gradient_of_few_pixels_is_by_tiles(dtype, tiles):
+    x, kernel = drawn((1, 8, 8, 512), (3, 3, 512, 512), dtype)
+    how = dict(padding=((1, 1), (1, 1)), dimension_numbers=LAYOUT)
+    back = jax.vjp(lambda x: convolution.convolve(x, kernel, (1, 1), **how), x)[1]
+    assert ("dot_general[" in str(jax.make_jaxpr(back)(x))) == tiles
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

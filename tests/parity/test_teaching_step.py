@@ -15,7 +15,7 @@ from diffusers.training_utils import compute_snr
 from flax import nnx
 
 from sd_tpu.families.checkpoint import Checkpoint
-from sd_tpu.models.layers import ResnetBlock
+from sd_tpu.models.layers import Attention, ResnetBlock
 from sd_tpu.sampling.schedule import read_schedule
 from sd_tpu.training import factors
 from sd_tpu.training.factors import FEED_FORWARD, Adaptation
@@ -190,8 +190,10 @@ def answers(case, network) -> torch.Tensor:
 def test_loss_and_gradients_are_pytorchs(case):
     checkpoint, part = case.checkpoint, case.checkpoint.model.denoiser
     shapes = {part: checkpoint.parameters.shapes[part]}
-    attention = Adaptation.of(checkpoint.model, shapes, RANK)
-    adaptation = Adaptation.of(checkpoint.model, shapes, RANK, feed_forward=True)
+    attention = Adaptation.of(checkpoint.model, shapes, RANK, pixels=BATCH * SIDE**2)
+    adaptation = Adaptation.of(
+        checkpoint.model, shapes, RANK, pixels=BATCH * SIDE**2, feed_forward=True
+    )
     assert attention.layers.items() < adaptation.layers.items()
     assert not any(FEED_FORWARD.fullmatch(name) for name in attention.layers)
     rng = np.random.default_rng(7)
@@ -292,14 +294,40 @@ def test_schedules_of_equal_configs_are_equal_and_others_are_not():
     assert other != schedules[0]
 
 
-@pytest.mark.parametrize(("platform", "again"), [("cpu", 0), ("tpu", 1)])
-def test_layers_are_computed_again_for_the_gradient_where_their_results_are_not_kept(
-    monkeypatch, platform, again
+def traced(block: nnx.Module, x: jax.Array, *others: jax.Array) -> str:
+    """Return the program of the gradient of a block's results for x."""
+    return str(jax.make_jaxpr(jax.grad(lambda x: block(x, *others).sum()))(x))
+
+
+@pytest.mark.parametrize(
+    ("platform", "keep", "again"), [("cpu", True, 0), ("cpu", False, 1), ("tpu", True, 1)]
+)
+def test_convolutions_are_computed_again_where_their_results_are_not_kept(
+    monkeypatch, platform, keep, again
 ):
     monkeypatch.setattr(factors, "platform", lambda: platform)
     block = ResnetBlock(8, 8, groups=4, eps=1e-5, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    block.__class__ = factors.recomputing(ResnetBlock)
-    x = jnp.ones((1, 4, 4, 8))
-    traced = str(jax.make_jaxpr(jax.grad(lambda x: block(x).sum()))(x))
+    block.__class__ = factors.recomputing(ResnetBlock, keep=keep)
+    program = traced(block, jnp.ones((1, 4, 4, 8)))
     # Two there and two back; what the last one gives is only added, so nobody needs it again.
-    assert traced.count("conv_general_dilated[") == 4 + again
+    assert program.count("conv_general_dilated[") == 4 + again
+
+
+@pytest.mark.parametrize(("keep", "again"), [(True, 0), (False, 5)])
+def test_attention_is_computed_again_where_results_are_not_kept(keep, again):
+    layer = Attention(8, 8, 2, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    layer.__class__ = factors.recomputing(Attention, keep=keep)
+    program = traced(layer, jnp.ones((1, 1024, 8)), jnp.ones((1, 1024, 8)))
+    # Four layers and two products there; two layers, as keys are of something else, and five
+    # products back; three layers and both products again.
+    assert program.count("dot_general[") == 13 + again
+
+
+def test_results_are_kept_up_to_so_many_pixels(case):
+    part = case.checkpoint.model.denoiser
+    shapes = {part: case.checkpoint.parameters.shapes[part]}
+    few, most, more = (
+        Adaptation.of(case.checkpoint.model, shapes, RANK, pixels=pixels).model
+        for pixels in (1, factors.MOST_KEPT, factors.MOST_KEPT + 1)
+    )
+    assert few == most != more
