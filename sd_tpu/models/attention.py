@@ -139,7 +139,7 @@ def _by_chunks_backward(operands, gradient):
     q, k, v, counts, out, log_sums = operands
     scale = q.shape[-1] ** -0.5
     product = partial(jnp.matmul, preferred_element_type=jnp.float32)
-    # Of g v^T as p weighs it.
+    # The means of g v^T by the weights p: [heads, chunks, N].
     means = jnp.sum(gradient.astype(jnp.float32) * out, axis=-1)
 
     def head(operands):

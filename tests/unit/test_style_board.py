@@ -87,8 +87,10 @@ def names(board: StyleBoard) -> list[str]:
 
 
 def test_each_is_drawn_once_and_again_only_where_its_template_is_another(engine, tmp_path):
+    engine.jobs = 1  # nothing is drawn while somebody waits
     board = StyleBoard(engine, tmp_path / "styles")
-    assert [*board.look("")[0]] == ["", "Ink", "Bad"]
+    assert [*board.look("")[0]] == ["", "Ink", "Bad"] and names(board) == []
+    engine.jobs = 0
     until(lambda: names(board) == ["", "Ink"])
     until(lambda: not board.look("")[1])  # one cannot be drawn
     until(lambda: not board._drawing)
