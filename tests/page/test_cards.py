@@ -14,7 +14,7 @@ from sd_tpu.language import ENGLISH
 from sd_tpu.page.layout import example
 from sd_tpu.page.parts import part
 from sd_tpu.pictures.images import read_png
-from tests.support.pages import made_from, settings_png
+from tests.support.pages import made_from, picture_file, settings_png
 from tests.support.visitor import (
     LONG,
     PATIENCE,
@@ -117,6 +117,34 @@ def test_vary_draws_at_once_and_undo_brings_prompts_and_pictures_back(tab):
     tab.locator("#redo").click()
     tab.wait_for_function(f"varied => String(({SOURCES})()) === String(varied)", arg=varied)
     assert prompts(tab) == [PROMPTS[1]] * 7 + [PROMPTS[7]]
+
+
+def test_a_step_forth_at_once_leads_back_to_where_the_step_back_began(tab):
+    fill(tab, PROMPTS, seed=40)
+    make(tab)
+    tab.get_by_role("button", name="Vary picture 2").click()
+    says(tab, "Done in")
+    done(tab)
+    varied, run = sources(tab), tab.locator("#line p").get_attribute("data-run")
+    held = []  # the request to show the run before, which is not answered yet
+
+    def shows(request, run=""):
+        asked = request.post_data or ""
+        return '"do":"show"' in asked and f'"shown":"{run}' in asked
+
+    def hold(route):
+        held.append(route) if not held and shows(route.request) else route.continue_()
+
+    tab.route("**", hold)
+    tab.locator("#undo").click()
+    expect(box(tab, 1)).to_have_value(PROMPTS[0])
+    tab.locator("#redo").click()
+    expect(box(tab, 1)).to_have_value(PROMPTS[1])
+    with tab.expect_response(lambda answer: shows(answer.request, run)):
+        held[0].continue_()
+    done(tab)
+    tab.wait_for_function(f"varied => String(({SOURCES})()) === String(varied)", arg=varied)
+    assert prompts(tab) == [PROMPTS[1]] * 8
 
 
 @pytest.mark.slow("compiles another size")
@@ -377,8 +405,7 @@ def test_a_prompt_that_stands_for_several_fills_the_empty_boxes_and_stays(tab):
     words = tab.locator("figure .words")
     expect(words.nth(2)).to_have_text("a blue fox")  # which its box does not say
     assert [each.bounding_box()["width"] > 9 for each in words.all()] == [True] * 3 + [False]
-    file = tab.locator("#cards a.icon").nth(1).evaluate("link => link.href")
-    assert read_png(tab.request.get(file).body()).prompts == ("a green fox",)
+    assert read_png(picture_file(tab, 2)).prompts == ("a green fox",)
     generate(tab).click()
     says(tab, "All pictures are there already, as they are asked for.")
     box(tab, 1).fill("{2$$a|b}")

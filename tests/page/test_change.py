@@ -3,7 +3,7 @@
 from playwright.sync_api import Locator, Page
 
 from sd_tpu.pictures.inputs import Input
-from tests.support.pages import made_from, served
+from tests.support.pages import made_from, picture_file, served
 from tests.support.visitor import (
     PATIENCE,
     PHONE,
@@ -54,8 +54,7 @@ def say(tab: Page, number: int, text: str) -> None:
 
 def drawn(tab: Page, number: int) -> str:
     """Return the name of a card's picture, once it is handed in."""
-    file = figures(tab).nth(number - 1).locator("a.icon").get_attribute("href")
-    return Input(tab.request.get(f"{tab.url.split('#')[0]}{file}").body()).name
+    return Input(picture_file(tab, number)).name
 
 
 def test_one_card_is_drawn_anew_from_its_picture_and_undo_brings_all_of_it_back(tab):

@@ -17,6 +17,7 @@ from sd_tpu.request import AnyModelCatalog, Request
 from sd_tpu.sampling.samplers import SAMPLERS
 from sd_tpu.settings import Picture, RequestError
 from tests.support.asking import make_request
+from tests.support.pages import made_from
 from tests.support.visitor import (
     PATIENCE,
     PROMPTS,
@@ -246,8 +247,7 @@ def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab
     compare(tab, "Style")
     says(tab, "Done in")
     expect(labels(tab)).to_have_text(["no style", "style Ink", "style Bright"])
-    files = tab.locator("#cards a.icon").evaluate_all("all => all.map(each => each.href)")
-    made = [read_png(tab.request.get(file).body()).pictures[0] for file in files]
+    made = [made_from(tab, number) for number in (1, 2, 3)]
     assert [(picture.prompt, picture.negative_prompt, picture.style) for picture in made] == [
         ("a fox", "fog", ""),
         ("ink drawing of a fox", "fog, photo", ""),

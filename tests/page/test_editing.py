@@ -7,19 +7,8 @@ import pytest
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.serving.engine import Engine
 from tests.support.flux2 import make_pipeline
-from tests.support.pages import PHOTO, hand_in, made_from, png, served
-from tests.support.visitor import (
-    PATIENCE,
-    box,
-    expect,
-    figures,
-    fill,
-    make,
-    more,
-    press,
-    says,
-    unfold,
-)
+from tests.support.pages import PHOTO, hand_in, made_from, picture_file, png, served
+from tests.support.visitor import PATIENCE, box, expect, fill, make, more, press, says, unfold
 
 FILES = [png(PHOTO[:, ::turn].repeat(2, 0).repeat(2, 1)) for turn in (1, -1)]
 FILES += [png(PHOTO[::-1].repeat(2, 0).repeat(2, 1))]
@@ -62,8 +51,7 @@ def test_pictures_are_handed_in_one_behind_the_other_and_taken_away(tab):
     assert made_from(tab, 1).references == NAMES and not made_from(tab, 2).reference
     own.locator(".upload:has([name=reference])").get_by_role("button", name="Remove").click()
     expect(shown).to_have_count(0)
-    file = figures(tab).first.locator("a.icon").get_attribute("href")
-    drawn = tab.request.get(f"{tab.url}{file}").body()
+    drawn = picture_file(tab, 1)
     more(tab, 1).get_by_role("button", name="Use picture 1").click()
     own.get_by_role("button", name="Use as reference picture").click()
     expect(shown).to_have_count(1)
@@ -109,8 +97,7 @@ def test_a_reference_picture_that_is_too_small_is_refused_in_a_sentence(tab):
 def test_words_say_what_becomes_of_a_picture_which_is_its_reference_then(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
     make(tab)
-    file = figures(tab).first.locator("a.icon").get_attribute("href")
-    before = Input(tab.request.get(f"{tab.url}{file}").body()).name
+    before = Input(picture_file(tab, 1)).name
     tab.get_by_role("button", name="View picture 1").focus()
     tab.keyboard.press("c")
     line = tab.get_by_role("form", name="Say the change")
@@ -131,4 +118,4 @@ def test_words_say_what_becomes_of_a_picture_which_is_its_reference_then(tab):
     tab.locator("#undo").click()
     expect(box(tab, 1)).to_have_value("a fox")
     expect(tab.get_by_role("button", name="View picture 1: a fox")).to_be_visible()
-    assert Input(tab.request.get(f"{tab.url}{file}").body()).name == before
+    assert Input(picture_file(tab, 1)).name == before

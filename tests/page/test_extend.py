@@ -6,7 +6,7 @@ from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page
 
 from sd_tpu.pictures.inputs import Input
-from tests.support.pages import made_from
+from tests.support.pages import made_from, picture_file
 from tests.support.visitor import PATIENCE, expect, figures, fill, make, says
 
 SHEET = ["a fox", "a hen", *[""] * 6]
@@ -22,9 +22,7 @@ def opened(tab: Page, number: int) -> Locator:
 
 def pixels(tab: Page, number: int) -> np.ndarray:
     """Return a card's picture: uint8 [H, W, 3]."""
-    file = figures(tab).nth(number - 1).locator("a.icon").get_attribute("href")
-    body = tab.request.get(f"{tab.url.split('#')[0]}{file}").body()
-    return np.asarray(Input(body).on_white())
+    return np.asarray(Input(picture_file(tab, number)).on_white())
 
 
 @pytest.mark.slow("compiles another size")

@@ -24,7 +24,7 @@ from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.serving.job import Done, ImageReady
 from tests.support.asking import following, make_request
 from tests.support.jobs import FakeJob
-from tests.support.pages import served
+from tests.support.pages import file_of, served
 from tests.support.visitor import (
     DESKTOP,
     PATIENCE,
@@ -549,8 +549,7 @@ def test_a_picture_of_the_history_begins_others_and_is_seen_beside_them(somebody
     expect(pair).to_have_attribute("style", re.compile("--at: 50%"))
     slider.press("End")
     expect(pair).to_have_attribute("style", re.compile("--at: 100%"))
-    address = viewer.locator("a").get_attribute("href")
-    made = read_png(somebody.request.get(address).body()).pictures[0]
+    made = read_png(file_of(viewer.locator("a"))).pictures[0]
     assert made.init_image == started.input_value()
     somebody.keyboard.press("Escape")
     unfold(somebody, "Settings")

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 from anyio.from_thread import start_blocking_portal
 
@@ -37,6 +38,7 @@ from sd_tpu.serving.scheduler import Busy
 from sd_tpu.settings import RequestError
 from tests.support.asking import following, make_request
 from tests.support.jobs import FakeJob
+from tests.support.pages import picture_file
 from tests.support.visitor import (
     LONG,
     PATIENCE,
@@ -360,7 +362,7 @@ def test_a_link_or_a_file_that_is_opened_shows_its_pictures_while_they_are_there
     fill(tab, ["first", "", "third", *[""] * 5], seed=5)
     make(tab)
     link = tab.locator("#collection [data-link]").get_attribute("data-link")
-    file = tab.request.get(tab.locator("#picture-3 a[download]").first.evaluate("a => a.href"))
+    file = picture_file(tab, 3)
     fill(tab, ["later", *[""] * 7])
     make(tab)
     tab.evaluate("link => { location.hash = link; }", link)
@@ -371,7 +373,7 @@ def test_a_link_or_a_file_that_is_opened_shows_its_pictures_while_they_are_there
     expect(tab.locator("#picture-1 img")).to_have_attribute("alt", "later")
     unfold(tab, "Read a picture")
     tab.locator("#read-panel input[type=file]").set_input_files(
-        {"name": "third.png", "mimeType": "image/png", "buffer": file.body()}
+        {"name": "third.png", "mimeType": "image/png", "buffer": file}
     )
     expect(tab.locator("#picture-1 img")).to_have_attribute("alt", "third")
     press(tab, generate(tab))
@@ -830,12 +832,7 @@ def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):
 
 def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
     """Or the line would stay at what the former run said last."""
-    view = SimpleNamespace(
-        line="line", news="news", collection="collection", figures=range(8), size=(32, 32)
-    )
-    jobs = iter([FakeJob(), FakeJob(Cancelled())])
-    runs = Runs(Backend(SimpleNamespace(submit=lambda *_, **__: next(jobs)), disk, Inputs()))
-    first, second = (runs.start(ASKED, browser="me") for _ in range(2))
+    runs, first, second = two_runs(disk)
     reached, released = threading.Event(), threading.Event()
 
     def late(stream, cards, run, asked, show=RunStream._cards):
@@ -847,8 +844,7 @@ def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
     monkeypatch.setattr(RunStream, "_cards", late)
 
     async def lines(run):
-        stream = RunStream(runs, view).stream(ActionRequest({"run": run.key}, ""), "a session")
-        return [updates["line"] async for updates in stream][1:]
+        return [updates["line"] async for updates in stream_to_a_session(runs, run)]
 
     async def both():
         former = asyncio.create_task(lines(first))
@@ -859,7 +855,35 @@ def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
 
     with start_blocking_portal() as portal:  # Playwright's loop runs in this thread
         former, latter = portal.call(both)
-    assert not former and "Stopped" in latter[-1]
+    assert former == [gr.skip()] and "Stopped" in latter[-1]
+
+
+def test_of_two_streams_at_once_the_one_that_was_asked_for_last_goes_on(disk):
+    """Gradio goes on with each when it comes to it."""
+
+    async def both(runs, *asked):
+        former, latter = (stream_to_a_session(runs, run) for run in asked)
+        await anext(former)
+        await anext(latter)
+        async with asyncio.timeout(5):
+            return [updates async for updates in former]
+
+    with start_blocking_portal() as portal:
+        assert portal.call(both, *two_runs(disk)) == []
+
+
+def two_runs(disk):
+    """Two runs of a browser, the second stopped, and the `Runs` that have them."""
+    jobs = iter([FakeJob(), FakeJob(Cancelled())])
+    runs = Runs(Backend(SimpleNamespace(submit=lambda *_, **__: next(jobs)), disk, Inputs()))
+    return runs, *(runs.start(ASKED, browser="me") for _ in range(2))
+
+
+def stream_to_a_session(runs, run):
+    view = SimpleNamespace(
+        line="line", news="news", collection="collection", figures=range(8), size=(32, 32)
+    )
+    return RunStream(runs, view).stream(ActionRequest({"run": run.key}, ""), "a session")
 
 
 def test_stop_tells_of_no_picture_a_second_time(disk):

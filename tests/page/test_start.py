@@ -8,7 +8,7 @@ import pytest
 from sd_tpu.gallery import uploads
 from sd_tpu.gallery.uploads import MAX_KEPT, OVERHEAD, SIDE, Inputs, painted
 from sd_tpu.pictures.inputs import Input
-from tests.support.pages import PHOTO, hand_in, made_from, png, slide
+from tests.support.pages import PHOTO, hand_in, made_from, picture_file, png, slide
 from tests.support.visitor import (
     PATIENCE,
     box,
@@ -144,9 +144,7 @@ def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab):
 def test_a_picture_dropped_beside_the_cards_is_read_if_it_has_settings_and_else_begins_all(tab):
     fill(tab, ["a fox", *[""] * 7], seed=3, steps=2)
     make(tab)
-    address = figures(tab).first.locator("a.icon").get_attribute("href")
-    made = tab.request.get(f"{tab.url}{address}").body()
-    hand_in(tab, "drop", "header", made)
+    hand_in(tab, "drop", "header", picture_file(tab, 1))
     says(tab, "are in the boxes")
     hand_in(tab, "drop", "header", png())
     expect(tab.locator("#settings-panel [name=init_image]")).to_have_value(Input(png()).name)

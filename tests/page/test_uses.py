@@ -5,8 +5,8 @@ import pytest
 from sd_tpu.pictures.inputs import Input
 from sd_tpu.serving.engine import Engine
 from tests.support.networks import make_adapter, make_controlnet, make_encoder
-from tests.support.pages import hand_in, made_from, png, served, slide
-from tests.support.visitor import expect, figures, fill, make, more, newcomer, unfold
+from tests.support.pages import hand_in, made_from, picture_file, png, served, slide
+from tests.support.visitor import expect, fill, make, more, newcomer, unfold
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,7 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     expect(tab.locator("#overrides-panel .uses")).to_be_visible()
     unfold(tab, "Own settings of prompt 3")
     expect(tab.locator("#overrides-panel .uses")).to_be_hidden()
-    file = figures(tab).first.locator("a.icon").get_attribute("href")
-    drawn = tab.request.get(f"{tab.url}{file}").body()
+    drawn = picture_file(tab, 1)
     more(tab, 1).get_by_role("button", name="Use picture 1").click()
     own = tab.locator("#overrides-panel")
     own.get_by_role("button", name="Use as control picture").click()

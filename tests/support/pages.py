@@ -4,16 +4,17 @@ import base64
 from contextlib import contextmanager
 from io import BytesIO
 
+import httpx
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 
 from sd_tpu.gallery.history import History
 from sd_tpu.page import build, close, launch
 from sd_tpu.pictures.images import read_png, to_png
 from tests.support.asking import make_request
-from tests.support.visitor import figures
+from tests.support.visitor import PATIENCE, figures
 
 
 @contextmanager
@@ -52,10 +53,24 @@ def hand_in(tab: Page, how: str, where: str, file: bytes, name: str = "photo.png
     )
 
 
+def file_of(link: Locator) -> bytes:
+    """Return the file that a link leads to.
+
+    It is read over a connection of its own: the server may close one that Playwright has kept just
+    when the next request is sent.
+    """
+    address = link.evaluate("link => link.href")
+    return httpx.get(address, timeout=PATIENCE / 1000).raise_for_status().content
+
+
+def picture_file(tab: Page, number: int) -> bytes:
+    """Return the file of a card's picture."""
+    return file_of(figures(tab).nth(number - 1).locator("a.icon"))
+
+
 def made_from(tab: Page, number: int):
     """Return the picture's own text about itself."""
-    address = figures(tab).nth(number - 1).locator("a.icon").get_attribute("href")
-    return read_png(tab.request.get(f"{tab.url.split('#')[0]}{address}").body()).pictures[0]
+    return read_png(picture_file(tab, number)).pictures[0]
 
 
 def slide(tab: Page, panel: str, value: float, name: str = "strength") -> None:
