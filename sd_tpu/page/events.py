@@ -175,13 +175,21 @@ class RunStream:
         """Yield the changes of the page with the run that a session asks for.
 
         They begin after the version that it has `seen`. With `before`, the end of the run is not
-        announced again.
+        announced again. The session is subscribed before anything is yielded, so that of its
+        streams the one that began last goes on.
         """
-        run, seen = self.runs.find(asked.data.get("run")), asked.data.get("seen", 0)
-        yield {self.view.line: gr.skip()}  # where nothing comes at all, Gradio empties all outputs
-        if not run:
-            return
-        quiet = run.over and asked.data.get("before")
+        run, empty = self.runs.find(asked.data.get("run")), True
+        if run:
+            async for updates in self._changes(run, asked, session):
+                yield updates
+                empty = False
+        if empty:  # where nothing comes at all, Gradio empties all outputs
+            yield {self.view.line: gr.skip()}
+
+    async def _changes(
+        self, run: Run, asked: ActionRequest, session: str
+    ) -> AsyncIterator[Updates]:
+        seen, quiet = asked.data.get("seen", 0), run.over and asked.data.get("before")
         collection = {self.view.collection: part("collection", asked.language, run)}
         async for snapshot in self.runs.stream(run, session, seen):
             cards = await run_sync(self._cards, snapshot.cards, run, asked)  # asks the history

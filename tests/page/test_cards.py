@@ -135,14 +135,14 @@ def test_a_step_forth_at_once_leads_back_to_where_the_step_back_began(tab):
     def hold(route):
         held.append(route) if not held and shows(route.request) else route.continue_()
 
-    tab.route("**", hold)
+    tab.route(re.compile("component_server"), hold)
     tab.locator("#undo").click()
     expect(box(tab, 1)).to_have_value(PROMPTS[0])
     tab.locator("#redo").click()
     expect(box(tab, 1)).to_have_value(PROMPTS[1])
+    # It is asked for, though its pictures have never gone.
     with tab.expect_response(lambda answer: shows(answer.request, run)):
         held[0].continue_()
-    done(tab)
     tab.wait_for_function(f"varied => String(({SOURCES})()) === String(varied)", arg=varied)
     assert prompts(tab) == [PROMPTS[1]] * 8
 

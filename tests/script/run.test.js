@@ -5,6 +5,7 @@ import { element } from "./browser.js";
 const { begin, showGo, start, stop } = await import("../../sd_tpu/page/script/run.js");
 const { ask, connectTo, request } = await import("../../sd_tpu/page/script/server.js");
 const { state } = await import("../../sd_tpu/page/script/state.js");
+const { isShown } = await import("../../sd_tpu/page/script/undo.js");
 
 /** A server whose answers a test gives when it likes. */
 class Server {
@@ -35,7 +36,11 @@ let server;
 beforeEach(() => {
     server = new Server();
     connectTo({ answer: (asked) => server.answer(asked), stream: (asked) => server.stream(asked) });
-    Object.assign(state, { turn: Promise.resolve(), run: { name: null, seed: null, version: 0 } });
+    Object.assign(state, {
+        turn: Promise.resolve(),
+        run: { name: null, seed: null, version: 0 },
+        awaited: null,
+    });
     state.pending.clear();
 });
 
@@ -77,6 +82,48 @@ test("a run that cannot be shown keeps nobody from trying again", async () => {
     await assert.rejects(begun, /Gradio has changed/);
     await settled();
     assert.deepEqual(server.actions, ["generate", "vary"]);
+});
+
+/** Whether undo takes this run for the one that is shown. */
+const counted = (run) => isShown({ form: request("generate").form, run, drawn: true });
+
+test("undo counts from the run that is asked for last, not from the one that is shown", async () => {
+    state.run.name = "2";
+    begin(request("show", { shown: "1" }));
+    assert.ok(counted("1") && !counted("2"));
+    begin(request("show", { shown: "2" }));
+    assert.ok(counted("2"));
+    await settled();
+    server.asked[0].resolve({ run: "1" });
+    await settled();
+    assert.equal(state.run.name, "1");
+    assert.ok(counted("2"));
+    server.asked[1].resolve({ run: "2" });
+    await settled();
+    assert.ok(counted("2") && state.awaited === null);
+});
+
+test("undo counts from the run that is shown once the one that was asked for is gone", async () => {
+    state.run.name = "2";
+    begin(request("show", { shown: "1" }));
+    begin(request("generate"));
+    await settled();
+    server.asked[0].resolve({ message: "It is gone.", kind: "wrong" });
+    await settled();
+    assert.equal(server.actions.at(-1), "generate", "which has no answer yet");
+    assert.ok(counted("2"));
+});
+
+test("undo counts from a newer run than the one that was asked for", async () => {
+    state.run.name = "2";
+    for (const action of ["show", "swap", "redraw"]) begin(request(action, { shown: "1", to: 1 }));
+    await settled();
+    server.asked[0].resolve({ run: "1" });
+    await settled();
+    server.asked[1].resolve({ run: "3" });
+    await settled();
+    assert.deepEqual(server.actions, ["show", "swap", "redraw"]);
+    assert.ok(counted("3"));
 });
 
 test("a run that is stopped before it has a name is stopped once it has one", async () => {

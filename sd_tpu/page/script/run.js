@@ -25,15 +25,23 @@ const FRAME = 20; // ms after which the browser has painted what was said
  * @returns {Promise<Answer>}
  */
 export function begin(asked, before = false) {
+    if (asked.do === "show" && asked.shown) {
+        state.awaited = asked;
+        showUndo();
+    }
     const begun = state.turn.then(async () => {
         const answer = await send({ ...asked, run: state.run.name });
+        if (state.awaited === asked) state.awaited = null;
         if (answer.kind === "wrong") showRefused();
         if (answer.filled) {
             // Meanwhile somebody may have typed on.
             if (!isShown({ form: asked.form, run: null, drawn: false })) remember();
             fill(answer.filled);
         }
-        if (!answer.run) return answer;
+        if (!answer.run) {
+            showUndo();
+            return answer;
+        }
         const version = answer.run === state.run.name ? state.run.version : 0;
         state.run = { name: answer.run, seed: answer.seed ?? null, version };
         if (asked.do !== "show") {

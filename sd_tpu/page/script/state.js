@@ -28,6 +28,7 @@ export const state = {
     // Snapshots, the latest last; whether the focus is, or was last, at one of the buttons.
     undo: { past: [], future: [], focused: false },
     run: { name: null, seed: null, version: 0 }, // the run that is shown, as far as it has come
+    awaited: null, // the latest request to show a run, until the server has answered
     turn: Promise.resolve(), // when the next run may take the place of the one that is shown
     changing: Promise.resolve(), // when the next change may be asked for
     pending: new Map(), // requests for runs that have no name yet: whether each is to be stopped

@@ -151,6 +151,7 @@ export interface State {
     samples: number;
     undo: { past: Snapshot[]; future: Snapshot[]; focused: boolean };
     run: { name: string | null; seed: number | null; version: number };
+    awaited: Extract<Asked, { do: "show" }> | null;
     turn: Promise<unknown>;
     changing: Promise<unknown>;
     pending: Map<Asked, boolean>;

@@ -22,8 +22,11 @@ export function restoreUndo() {
     Object.assign(state.undo, parseStacks(readStored(session, key())));
 }
 
+/** The run that is shown, or will be once the server has answered. */
+const run = () => state.awaited?.shown ?? state.run.name;
+
 /** Whether a snapshot is what is shown. @param {import("./types").Snapshot} snapshot */
-export const isShown = (snapshot) => isSame(snapshot, readForm(), state.run.name);
+export const isShown = (snapshot) => isSame(snapshot, readForm(), run());
 
 /** Enables the buttons whose step would change something. */
 export function showUndo() {
@@ -47,7 +50,7 @@ export function showUndo() {
  * then, it costs no step.
  */
 export function remember(form = readForm(), drawn = false) {
-    keepStacks(push(state.undo, { form, run: state.run.name, drawn }, isShown));
+    keepStacks(push(state.undo, { form, run: run(), drawn }, isShown));
 }
 
 /** Fills in a form that can be taken back. @param {import("./types").FormPart} form */
@@ -58,15 +61,15 @@ export function replace(form) {
 
 /** @param {boolean} back */
 function take(back) {
-    const now = { form: readForm(), run: state.run.name };
+    const now = { form: readForm(), run: run() };
     const taken = step(state.undo, back, now, isShown);
     if (!taken) return;
     keepStacks(taken);
     state.edited = true; // what was wrong may not be any more
-    const { form, run } = taken.target;
-    fill(form);
+    const { target } = taken;
+    fill(target.form);
     news(String($("#undo").dataset.undone));
-    if (run && run !== state.run.name) hooks.showRun(run, false);
+    if (target.run && target.run !== now.run) hooks.showRun(target.run, false);
 }
 
 register({ undo: () => take(true), redo: () => take(false) });
