@@ -80,8 +80,10 @@ def test_pictures_with_factors_of_their_own_are_told_apart(monkeypatch, platform
     for number, its in enumerate((first, second)):  # shared by all rows, as training has them
         alone = fed(x[number][None], its)
         np.testing.assert_allclose(together[number], alone[0], rtol=1e-4, atol=1e-4)
-    # Bytes do not depend on the neighbour, nor on which of the two it is.
+    # Bytes do not depend on the neighbour, nor, on CPUs, on which of the two it is: where all rows
+    # are in one product, a CPU may round by a row's place.
     turned = jax.tree.map(lambda *leaves: jnp.stack(leaves), second, first)
-    np.testing.assert_array_equal(fed(x[::-1], turned), together[::-1])
+    places = dict(rtol=0 if platform == "cpu" else 1e-5, atol=0 if platform == "cpu" else 1e-5)
+    np.testing.assert_allclose(fed(x[::-1], turned), together[::-1], **places)
     other = jax.tree.map(lambda one: jnp.stack([one, 100 * one]), first)
     np.testing.assert_array_equal(fed(x, other)[0], together[0])
