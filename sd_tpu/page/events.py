@@ -4,6 +4,7 @@
 `RunStream` shows how a run goes.
 """
 
+import asyncio
 import dataclasses
 import logging
 import math
@@ -16,6 +17,7 @@ from itertools import count, cycle, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import gradio as gr
 import numpy as np
@@ -170,6 +172,7 @@ class RunStream:
     def __init__(self, runs: Runs, view: View):
         """Show runs in a view."""
         self.runs, self.view = runs, view
+        self._yielding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by session
 
     async def stream(self, asked: ActionRequest, session: str) -> AsyncIterator[Updates]:
         """Yield the changes of the page with the run that a session asks for.
@@ -178,23 +181,21 @@ class RunStream:
         announced again. The session is subscribed before anything is yielded, so that of its
         streams the one that began last goes on.
         """
-        run, empty = self.runs.find(asked.data.get("run")), True
-        if run:
+        if run := self.runs.find(asked.data.get("run")):
             async for updates in self._changes(run, asked, session):
                 yield updates
-                empty = False
-        if empty:  # where nothing comes at all, Gradio empties all outputs
-            yield {self.view.line: gr.skip()}
+        # At the end Gradio sends the last updates again, when another run may be shown already; and
+        # where nothing comes at all, it empties all outputs.
+        yield {self.view.line: gr.skip()}
 
     async def _changes(
         self, run: Run, asked: ActionRequest, session: str
     ) -> AsyncIterator[Updates]:
         seen, quiet = asked.data.get("seen", 0), run.over and asked.data.get("before")
         collection = {self.view.collection: part("collection", asked.language, run)}
+        turn = self._yielding.setdefault(session, asyncio.Lock())
         async for snapshot in self.runs.stream(run, session, seen):
             cards = await run_sync(self._cards, snapshot.cards, run, asked)  # asks the history
-            if not run.is_streamed_to(session):  # another run is shown by now
-                return
             updates, collection = collection | cards, {}
             if not quiet:
                 updates[self.view.line] = part(
@@ -202,7 +203,10 @@ class RunStream:
                 )
                 if news := " ".join(map(asked.language.translate, snapshot.news)):
                     updates[self.view.news] = escape(news)
-            yield updates
+            async with turn:  # until Gradio has sent them: another stream's would be sent before
+                if not run.is_streamed_to(session):  # another run is shown by now
+                    return
+                yield updates
 
     def _cards(self, cards: Sequence[Card], run: Run, asked: ActionRequest) -> Updates:
         """Return the gallery where cards have changed."""

@@ -168,12 +168,12 @@ def test_keys_move_a_card_and_go_with_it(drawn):
     drawn.keyboard.press("Alt+ArrowRight")  # while the first is on its way
     drawn.keyboard.press("Alt+ArrowDown")
     drawn.keyboard.press("Alt+ArrowDown")  # where nothing is
-    expect(drawn.locator("#news")).to_have_text("Moved to place 7.")
+    expect(drawn.locator("#news")).to_have_text("Moved to place 7.", timeout=PATIENCE)
     pictures(drawn, [before[1], before[2], None, None, None, None, before[0], None])
     expect(view(drawn, 7)).to_be_focused()
     for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):
         drawn.keyboard.press(f"Alt+{key}")
-    expect(drawn.locator("#news")).to_have_text("Moved to place 1.")
+    expect(drawn.locator("#news")).to_have_text("Moved to place 1.", timeout=PATIENCE)
     pictures(drawn, before)
     expect(drawn.locator(".card .overrides-summary")).to_have_count(0)
     box(drawn, 1).focus()

@@ -832,7 +832,7 @@ def test_whoever_comes_for_a_redraw_is_told_of_what_that_drew_alone(disk):
 
 def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
     """Or the line would stay at what the former run said last."""
-    runs, first, second = two_runs(disk)
+    stream, first, second = two_runs(disk)
     reached, released = threading.Event(), threading.Event()
 
     def late(stream, cards, run, asked, show=RunStream._cards):
@@ -844,7 +844,7 @@ def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
     monkeypatch.setattr(RunStream, "_cards", late)
 
     async def lines(run):
-        return [updates["line"] async for updates in stream_to_a_session(runs, run)]
+        return [updates["line"] async for updates in stream_to_a_session(stream, run)]
 
     async def both():
         former = asyncio.create_task(lines(first))
@@ -855,37 +855,47 @@ def test_a_stream_whose_place_another_has_taken_says_no_more(disk, monkeypatch):
 
     with start_blocking_portal() as portal:  # Playwright's loop runs in this thread
         former, latter = portal.call(both)
-    assert former == [gr.skip()] and "Stopped" in latter[-1]
+    assert former == [gr.skip()] and "Stopped" in latter[-2] and latter[-1] == gr.skip()
 
 
 def test_of_two_streams_at_once_the_one_that_was_asked_for_last_goes_on(disk):
-    """Gradio may resume them in either order."""
+    """Gradio sends what each has yielded when it comes to it."""
 
-    async def both(runs, *asked):
-        former, latter = (stream_to_a_session(runs, run) for run in asked)
+    async def both(stream, *asked):
+        former, latter = (stream_to_a_session(stream, run) for run in asked)
+        shown = []
+
+        async def show():
+            async for updates in latter:
+                shown.append(updates)
+
         await anext(former)
-        shown = [await anext(latter)]
+        showing = asyncio.create_task(show())
+        await asyncio.sleep(0.1)
+        assert not shown, "before what the former has yielded is sent"
         async with asyncio.timeout(5):
             former = [updates async for updates in former]
-            return former, shown + [updates async for updates in latter]
+            await showing
+        return former, shown
 
     with start_blocking_portal() as portal:
         former, shown = portal.call(both, *two_runs(disk))
-    assert former == [] and "Stopped" in shown[-1]["line"]
+    assert former == [{"line": gr.skip()}], "which Gradio sends once more when it ends"
+    assert "Stopped" in shown[-2]["line"]
 
 
 def two_runs(disk):
-    """Two runs of a browser, the second stopped, and the `Runs` that have them."""
+    """A `RunStream`, and two runs of a browser that it can show, the second stopped."""
     jobs = iter([FakeJob(), FakeJob(Cancelled())])
     runs = Runs(Backend(SimpleNamespace(submit=lambda *_, **__: next(jobs)), disk, Inputs()))
-    return runs, *(runs.start(ASKED, browser="me") for _ in range(2))
-
-
-def stream_to_a_session(runs, run):
     view = SimpleNamespace(
         line="line", news="news", collection="collection", figures=range(8), size=(32, 32)
     )
-    return RunStream(runs, view).stream(ActionRequest({"run": run.key}, ""), "a session")
+    return RunStream(runs, view), *(runs.start(ASKED, browser="me") for _ in range(2))
+
+
+def stream_to_a_session(stream, run):
+    return stream.stream(ActionRequest({"run": run.key}, ""), "a session")
 
 
 def test_stop_tells_of_no_picture_a_second_time(disk):
