@@ -166,13 +166,17 @@ class ActionRequest:
         return {index for index, keep in enumerate(marks) if keep is True}
 
 
+LATE = 10  # s after which a stream is taken for one whose tab has gone, which Gradio never resumes
+
+
 class RunStream:
     """Changes of the page as a run goes on."""
 
     def __init__(self, runs: Runs, view: View):
         """Show runs in a view."""
         self.runs, self.view = runs, view
-        self._yielding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by session
+        # Whether Gradio has sent what was yielded last, by session.
+        self._sent: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     async def stream(self, asked: ActionRequest, session: str) -> AsyncIterator[Updates]:
         """Yield the changes of the page with the run that a session asks for.
@@ -193,7 +197,6 @@ class RunStream:
     ) -> AsyncIterator[Updates]:
         seen, quiet = asked.data.get("seen", 0), run.over and asked.data.get("before")
         collection = {self.view.collection: part("collection", asked.language, run)}
-        turn = self._yielding.setdefault(session, asyncio.Lock())
         async for snapshot in self.runs.stream(run, session, seen):
             cards = await run_sync(self._cards, snapshot.cards, run, asked)  # asks the history
             updates, collection = collection | cards, {}
@@ -203,10 +206,15 @@ class RunStream:
                 )
                 if news := " ".join(map(asked.language.translate, snapshot.news)):
                     updates[self.view.news] = escape(news)
-            async with turn:  # until Gradio has sent them: another stream's would be sent before
-                if not run.is_streamed_to(session):  # another run is shown by now
-                    return
-                yield updates
+            if before := self._sent.get(session):  # or these might be sent before those
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LATE):
+                        await before.wait()
+            if not run.is_streamed_to(session):  # another run is shown by now
+                return
+            self._sent[session] = sent = asyncio.Event()
+            yield updates
+            sent.set()
 
     def _cards(self, cards: Sequence[Card], run: Run, asked: ActionRequest) -> Updates:
         """Return the gallery where cards have changed."""

@@ -884,6 +884,20 @@ def test_of_two_streams_at_once_the_one_that_was_asked_for_last_goes_on(disk):
     assert "Stopped" in shown[-2]["line"]
 
 
+def test_a_stream_that_is_never_resumed_holds_no_other_up(disk, monkeypatch):
+    """Gradio leaves the streams of a connection that was lost as they are."""
+    monkeypatch.setattr("sd_tpu.page.events.LATE", 0.1)
+
+    async def both(stream, *asked):
+        former, latter = (stream_to_a_session(stream, run) for run in asked)
+        await anext(former)
+        async with asyncio.timeout(5):
+            return [updates async for updates in latter]
+
+    with start_blocking_portal() as portal:
+        assert "Stopped" in portal.call(both, *two_runs(disk))[-2]["line"]
+
+
 def two_runs(disk):
     """A `RunStream`, and two runs of a browser that it can show, the second stopped."""
     jobs = iter([FakeJob(), FakeJob(Cancelled())])
