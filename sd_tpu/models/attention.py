@@ -99,9 +99,7 @@ def chunked(
     batch, queries, channels = q.shape
     size = channels // heads
     k, v = (_for_all_queries(x, size, heads) for x in (k, v))
-    step = next(n for n in range(min(queries, CHUNK), 0, -1) if queries % n == 0)
-    if 2 * step < CHUNK < queries:  # no good divisor: the last chunk is filled up
-        step = -(-queries // -(-queries // CHUNK))
+    step = _step(queries)
     filled = -queries % step
 
     def apart(x: jax.Array) -> jax.Array:
@@ -111,6 +109,14 @@ def chunked(
     q = jnp.pad(apart(q), ((0, 0), (0, filled), (0, 0))).reshape(batch * heads, -1, step, size)
     out = _by_chunks(q, apart(k), apart(v), counts).reshape(batch, heads, -1, size)
     return out[:, :, :queries].swapaxes(1, 2).reshape(batch, queries, channels)
+
+
+def _step(queries: int) -> int:
+    """Return how many queries to take at a time: at most CHUNK, and a divisor if a good one is."""
+    step = next(n for n in range(min(queries, CHUNK), 0, -1) if queries % n == 0)
+    if 2 * step < CHUNK < queries:  # no good divisor: the last chunk is filled up
+        return -(-queries // -(-queries // CHUNK))
+    return step
 
 
 @jax.custom_vjp
@@ -258,7 +264,7 @@ def fused(
     Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135). Heads are cut from the
     channels inside, where they cost nothing: JAX's flash and splash kernels take an axis of heads
     in front of the tokens, which has to be made in memory with heads of 40 padded to 128 lanes
-    (decision 0001). The gradient is the plain form's, score matrix and all: only drawing is tuned.
+    (decision 0001). The gradient is the plain form's, of a chunk of queries at a time.
 
     q [B, N, C], k and v [B, M, C] or of fewer heads, all of one dtype, keys [B] of those that count
     -> like q.
@@ -310,8 +316,26 @@ def _fused_forward(q, k, v, heads, product_dtype, interpret, keys):
 
 
 def _fused_backward(heads, product_dtype, interpret, operands, gradient):
-    *operands, keys = operands
-    return *jax.vjp(partial(plain, heads=heads, keys=keys), *operands)[1](gradient), None
+    """Compute scores again, CHUNK queries at a time: all would take gigabytes at a large size."""
+    q, k, v, keys = operands
+    batch, queries, channels = q.shape
+    step = _step(queries)
+
+    def apart(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, -queries % step), (0, 0)))
+        return x.reshape(batch, -1, step, channels).swapaxes(0, 1)
+
+    def chunk(sums, operands):
+        q, gradient = operands
+        _, back = jax.vjp(partial(plain, heads=heads, keys=keys), q, k, v)
+        of_q, *others = back(gradient)
+        return [total + one for total, one in zip(sums, others, strict=True)], of_q
+
+    nothing = [jnp.zeros(x.shape, jnp.float32) for x in (k, v)]
+    sums, of_q = lax.scan(chunk, nothing, (apart(q), apart(gradient)))
+    of_q = of_q.swapaxes(0, 1).reshape(batch, -1, channels)[:, :queries]
+    of_k, of_v = (total.astype(k.dtype) for total in sums)
+    return of_q, of_k, of_v, None  # numbers of keys have no gradient
 
 
 fused.defvjp(_fused_forward, _fused_backward)
