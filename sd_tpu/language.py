@@ -6,6 +6,7 @@ Texts stand in the code in English, and by that are found in the gettext catalog
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Language:
 
 
 ENGLISH = Language("en", "ltr", "English")
-LANGUAGES = {  # by what Gradio's frontend calls them; "zh" is where its zh-CN and zh-TW look too
+LANGUAGES = {  # by the first part of what browsers call them, as zh-CN and zh-TW
     "en": ENGLISH,
     "ko": Language("ko", "ltr", "한국어", "ko"),
     "zh": Language("zh-Hans", "ltr", "中文", "zh_Hans"),
@@ -70,6 +71,10 @@ LANGUAGES = {  # by what Gradio's frontend calls them; "zh" is where its zh-CN a
 }
 
 
-def language_of(tag: Any) -> Language:
-    """Return the language of a page by its tag; English if there is none such."""
-    return next((each for each in LANGUAGES.values() if each.tag == tag), ENGLISH)
+def language_of(*tags: Any) -> Language:
+    """Return the first language that the page speaks by tags such as browsers send; else English.
+
+    "zh-TW;q=0.8" is one, and whatever is no text asks for none.
+    """
+    names = (re.split("[-;]", str(tag).strip().lower())[0] for tag in tags)
+    return next((LANGUAGES[name] for name in names if name in LANGUAGES), ENGLISH)

@@ -1,15 +1,16 @@
-"""Gradio's own files for browsers: styles as one file, modules from the start, kept for good.
+"""Gradio's page, and files that browsers keep for good: its styles as one, modules, our script.
 
 Gradio loads what a component needs when it first meets one, a small file after the other. Its build
 says which files these are, so all of them are asked for at once. Files that cannot be found there,
-say in a later build, Gradio loads as ever.
+say in a later build, Gradio loads as ever. Its page is sent in the visitor's language.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
+from urllib.parse import parse_qs
 
 import brotli
 from anyio import to_thread
@@ -19,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sd_tpu.gradio_compat import FRONTEND
+from sd_tpu.language import Language, language_of
 
 PATH = "/assets/"
 # Gradio loads no style that has a link already, and browsers none whose link is disabled, unless
@@ -33,21 +35,36 @@ _RESIZING = (
     b"document.head.appendChild(script)",
     b"if (window.parent !== window) document.head.appendChild(script)",
 )
-# Qualities of Brotli: of files, and of the page, which is each visitor's (decision 0026).
-ONCE, EACH_TIME = 11, 9
-FOR_GOOD = "public, max-age=31536000, immutable"  # a file's name changes with its content
+FOR_GOOD = "public, max-age=31536000, immutable"
 
 
 class Assets:
     """ASGI middleware before Gradio's page and the files of its browser part."""
 
-    def __init__(self, app: ASGIApp, *, components: Collection[str]):
-        """Serve files for these kinds of components of the page."""
-        self._app, files = app, files_of(components)
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        components: Collection[str],
+        script: str,
+        fill: Callable[[bytes, Language], bytes],
+    ):
+        """Serve the page and its files.
+
+        Args:
+            app: Gradio's.
+            components: kinds that the page has.
+            script: that runs before Gradio's.
+            fill: puts the texts of a language into the page.
+        """
+        self._app, self._fill, files = app, fill, files_of(components)
         styles = [name for name in files if name.endswith(".css")]
         style = b"\n".join(map(_read, styles))
-        name = f"{hashlib.sha256(style).hexdigest()[:16]}.css"
-        self._files = {name: style, **{each: _read(each) for each in files if each not in styles}}
+        name, script_name = _named(style, "css"), _named(script.encode(), "js")
+        self._files = {name: style, script_name: script.encode()}
+        self._files |= {each: _read(each) for each in files if each not in styles}
+        # Before Gradio's own, which runs what it brings along.
+        self._first = f'<script defer src=".{PATH}{script_name}" fetchpriority="high"></script>'
         links = [
             f'<link rel="stylesheet" href=".{PATH}{name}">',
             _SKIPPED % json.dumps([f".{PATH}{each}" for each in styles]),
@@ -80,7 +97,7 @@ class Assets:
         await self._app(scope, receive, send_for_good)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Return Gradio's page, with links at its head to what Gradio would need later."""
+        """Return Gradio's page in a language, with links to what Gradio would need later."""
         begun, body = {}, b""
 
         async def take(message: Message) -> None:
@@ -91,15 +108,33 @@ class Assets:
 
         headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
         await self._app({**scope, "headers": headers}, receive, take)
-        body = body.replace(b"</head>", self._head + b"</head>", 1).replace(*_RESIZING, 1)
+        body = self._changed(body, _language(scope))
         headers = MutableHeaders(scope=begun)
         headers.add_vary_header("Accept-Encoding")
+        headers.add_vary_header("Accept-Language")
         if _packs(scope):
-            body = await to_thread.run_sync(_packed, body, EACH_TIME)
+            body = await to_thread.run_sync(_packed, body)
             headers["Content-Encoding"] = "br"
         headers["Content-Length"] = str(len(body))
         await send(begun)
         await send({"type": "http.response.body", "body": body})
+
+    def _changed(self, page: bytes, language: Language) -> bytes:
+        first = f'<html lang="{language.tag}" dir="{language.direction}"'
+        for before, after in (
+            (b'<html\n\tlang="en"', first.encode()),
+            (b"<head>", b"<head>" + self._first.encode()),
+            (b"</head>", self._head + b"</head>"),
+            _RESIZING,
+        ):
+            page = page.replace(before, after, 1)
+        return self._fill(page, language)
+
+
+def _language(scope: Scope) -> Language:
+    """Return the language of an address (`?lang=ko`), else the first that the browser asks for."""
+    chosen = parse_qs(scope["query_string"].decode("latin-1")).get("lang", [])
+    return language_of(*chosen, *Headers(scope=scope).get("accept-language", "").split(","))
 
 
 def files_of(components: Collection[str]) -> list[str]:
@@ -148,15 +183,17 @@ def _packs(scope: Scope) -> bool:
 async def _response(data: bytes, kind: str, scope: Scope) -> Response:
     headers = {"Cache-Control": FOR_GOOD, "Vary": "Accept-Encoding"}
     if _packs(scope):
-        data = await to_thread.run_sync(_packed_once, data)
+        data = await to_thread.run_sync(_packed, data)
         headers["Content-Encoding"] = "br"
     return Response(data, media_type=kind, headers=headers)
 
 
-def _packed(data: bytes, quality: int) -> bytes:
-    return brotli.compress(data, mode=brotli.MODE_TEXT, quality=quality)
+def _named(data: bytes, suffix: str) -> str:
+    """Return a file's name, which changes with its content."""
+    return f"{hashlib.sha256(data).hexdigest()[:16]}.{suffix}"
 
 
 @lru_cache
-def _packed_once(data: bytes) -> bytes:
-    return _packed(data, ONCE)
+def _packed(data: bytes) -> bytes:
+    """Pack a file, or the page of a language, for all who ask for it (decision 0026)."""
+    return brotli.compress(data, mode=brotli.MODE_TEXT, quality=11)

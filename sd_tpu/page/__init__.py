@@ -22,8 +22,8 @@ from sd_tpu.http.server import Server, bind
 from sd_tpu.page import api
 from sd_tpu.page.events import ActionRequest, Actions, RunStream
 from sd_tpu.page.files import Uploads
-from sd_tpu.page.layout import Translations, make_page
-from sd_tpu.page.theme import HEAD, ICON, style, theme
+from sd_tpu.page.layout import Texts, make_page
+from sd_tpu.page.theme import HEAD, ICON, script, style, theme
 from sd_tpu.page.turns import Turns
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.serving.client import EngineClient
@@ -56,7 +56,7 @@ def build(
     """
     gradio_compat.fetch_nothing()
     gradio_compat.log_errors()
-    card, texts = engine.checkpoint.card, Translations()
+    card, texts = engine.checkpoint.card, Texts()
     with gr.Blocks(
         title=f"{card.name} · sd_tpu",
         analytics_enabled=False,
@@ -99,8 +99,8 @@ def build(
         page.load(None, None, None, js="() => { window.sdTpu.arrive(); }", **QUIET)
         api.add_endpoints(runs)
         page.unload(unsubscribe)
-    # Gradio's own names for them: `launch` hands them over.
-    page.i18n_instance, page.css = texts, style(engine.defaults)
+    page.css = style(engine.defaults)  # Gradio's own name for it: `mount` hands it over
+    page.texts = texts
     page.unsubscribe = runs.unsubscribe  # `mount` says who has gone
     page.server = None
     return page
@@ -174,7 +174,6 @@ def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]
         theme=theme(),
         css=page.css,
         head=HEAD,
-        i18n=page.i18n_instance,
         favicon_path=ICON,
         pwa=True,  # can be installed
         max_file_size=MAX_FILE_BYTES,
@@ -186,7 +185,10 @@ def _served(page: gr.Blocks, middleware: Sequence[Middleware]) -> dict[str, Any]
                 *middleware,
                 Middleware(Uploads),
                 Middleware(
-                    Assets, components={block.get_block_name() for block in page.blocks.values()}
+                    Assets,
+                    components={block.get_block_name() for block in page.blocks.values()},
+                    script=script(),
+                    fill=page.texts.fill,  # ty: ignore[missing-attribute]
                 ),
                 Middleware(GZipMiddleware),
             ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -55,36 +56,37 @@ class View:
         return [self.line, self.news, *self.figures, self.collection]
 
 
-class Translations(gr.I18n):
-    """Texts that the browser shows in its own language, from the first moment on."""
+class Texts:
+    """Texts of the page in all languages.
+
+    The page has places for them, which are filled for each visitor (`fill`).
+    """
 
     def __init__(self):
         """Begin with no texts."""
-        super().__init__(**{name: {} for name in LANGUAGES})
+        self._texts: dict[str, list[bytes]] = {each.tag: [] for each in LANGUAGES.values()}
 
     def render(self, make: Callable[[Language], str]) -> str:
-        """Render a text of the page in all languages, of which the browser takes its own."""
-        # In Gradio's messages braces stand for facts; in HTML they can be written otherwise.
-        return str(
-            self._translated(
-                lambda language: make(language).replace("{", "&#123;").replace("}", "&#125;")
-            )
-        )
+        """Return the place of a text that is made in each language."""
+        for language in LANGUAGES.values():
+            # As the page has it: within a text of JSON, in a script.
+            told = json.dumps(make(language), ensure_ascii=False)[1:-1].replace("<", "\\u003c")
+            self._texts[language.tag].append(told.encode())
+        return f"__text_{len(self._texts[ENGLISH.tag]) - 1}__"
 
-    def label(self, text: str, **facts: Any):
-        """Return an English text for a component of Gradio's, in all languages."""
-        return self._translated(lambda language: language.say(text, **facts))
+    def label(self, text: str, **facts: Any) -> str:
+        """Return the place of an English text and its translations."""
+        return self.render(lambda language: language.say(text, **facts))
 
-    def _translated(self, make: Callable[[Language], str]):
-        key = f"rendered {len(self.translations['en'])}"
-        for name, language in LANGUAGES.items():
-            self.translations[name][key] = make(language)
-        return self(key)
+    def fill(self, page: bytes, language: Language) -> bytes:
+        """Put the texts of a language into their places in Gradio's page."""
+        texts = self._texts[language.tag]
+        return re.sub(rb"__text_(\d+)__", lambda place: texts[int(place[1])], page)
 
 
 def make_page(
     engine: EngineClient,
-    texts: Translations,
+    texts: Texts,
     answer: Callable[..., Any],
     *,
     history: bool,
@@ -146,7 +148,7 @@ def make_page(
 HUB = "window.sdTpu.connect(server.answer, (asked) => trigger('click', asked), upload);"
 
 
-def _html(texts: Translations, name: str, id: str, *facts: Any) -> gr.HTML:
+def _html(texts: Texts, name: str, id: str, *facts: Any) -> gr.HTML:
     """Return a part of the page, in the language of whoever reads it."""
     return gr.HTML(texts.render(lambda language: part(name, language, *facts)), elem_id=id, **BARE)
 
@@ -178,7 +180,7 @@ def choices_of(catalog: Catalog) -> dict[str, dict[str, str] | None]:
     return {**listed, "model": {catalog.first: catalog.first}, **dict.fromkeys(lacking)}
 
 
-def _cards(engine: EngineClient, size: tuple[int, int], texts: Translations) -> list[gr.HTML]:
+def _cards(engine: EngineClient, size: tuple[int, int], texts: Texts) -> list[gr.HTML]:
     """Lay out each picture with its prompt, and the remark on that."""
     figures, samples = [], [*engine.checkpoint.card.prompts, *[""] * MAX_PROMPTS]
     label, examples = texts.label("Example"), engine.checkpoint.parameters.source / "examples"

@@ -1,6 +1,7 @@
 """Look of the page: colours here, layout in page.css, behaviour in script/."""
 
 import json
+import re
 from pathlib import Path
 
 import gradio as gr
@@ -47,15 +48,20 @@ def theme() -> gr.themes.Base:
 
 
 def style(defaults: Picture) -> str:
-    """Return the layout, for pictures of the defaults' shape."""
+    """Return the layout, for pictures of the defaults' shape, without comments and line breaks."""
     shape = f":root {{ --aspect: {defaults.width / defaults.height:.4f}; }}\n"
-    return shape + (_HERE / "page.css").read_text(encoding="utf-8")
+    rules = (_HERE / "page.css").read_text(encoding="utf-8")
+    return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", shape + rules, flags=re.DOTALL))
+
+
+def script() -> str:
+    """Return the script, made of script/ by `make script`, and what it knows of settings."""
+    text = (_HERE / "page.js").read_text(encoding="utf-8")
+    return f"window.sdTpuSettings = {json.dumps(TABLE)};\n{text}"
 
 
 _HERE = Path(__file__).parent
 ICON = str(_HERE / "icon.svg")
-# Made of script/ by `make script`; its first line says so.
-_SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8").split("\n", 1)[1]
 # The table of settings as script/state.js needs it.
 TABLE = {
     "boxes": MAX_PROMPTS,
@@ -77,5 +83,4 @@ TABLE = {
 }
 # Hides Gradio's notices of connections, which the page's line tells in the page's words. Here, as
 # Gradio keeps rules of `css` to what is within its container.
-_QUIET = "<style>.toast-wrap { display: none !important; }</style>"
-HEAD = f"{_QUIET}<script>window.sdTpuSettings = {json.dumps(TABLE)};\n{_SCRIPT}</script>"
+HEAD = "<style>.toast-wrap { display: none !important; }</style>"

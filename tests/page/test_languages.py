@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from axe_core_python.sync_playwright import Axe
 
@@ -122,24 +123,43 @@ def test_a_refusal_is_in_the_visitors_language(abroad):
     expect(tab.locator("#news")).to_have_text(language.messages[empty])
 
 
-@pytest.mark.parametrize(
-    ("languages", "name"), [(["de-DE", "de", "ar", "ko"], "ar"), (["zh-HK"], "zh"), (["de"], "en")]
-)
-def test_a_page_is_in_the_first_language_that_it_speaks_or_that_is_chosen(
-    chromium, keeping, languages, name
-):
-    with chromium.new_context() as context:
-        context.add_init_script(f"""Object.defineProperty(Navigator.prototype, "languages",
-            {{ get: () => {languages} }})""")
+@pytest.mark.parametrize(("locale", "name"), [("zh-HK", "zh"), ("de-DE", "en")])
+def test_a_page_is_in_a_language_that_it_speaks_or_that_is_chosen(chromium, keeping, locale, name):
+    with chromium.new_context(locale=locale) as context:
         tab = visit(context.new_page(), keeping)
         shows(tab, LANGUAGES[name])
         box = tab.locator(".prompt textarea").first
         box.fill("kept")
-        tools(tab).locator("#language").select_option("ko")
-        tab.wait_for_function("document.documentElement.lang === 'ko'")
-        tab.wait_for_function("window.sdTpu?.arrived")
-        shows(tab, LANGUAGES["ko"])
-        expect(box).to_have_value("kept")
+        for chosen in ("ko", "ar"):
+            tools(tab).locator("#language").select_option(chosen)
+            tab.wait_for_function(f"document.documentElement.lang === '{chosen}'")
+            tab.wait_for_function("window.sdTpu?.arrived")
+            shows(tab, LANGUAGES[chosen])
+            expect(box).to_have_value("kept")
+        another = visit(context.new_page(), keeping)  # as chosen there
+        shows(another, LANGUAGES["ar"])
+
+
+def test_what_was_chosen_and_is_spoken_no_more_is_asked_for_once(chromium, keeping):
+    with chromium.new_context() as context:
+        context.add_init_script("""localStorage.setItem("sd_tpu language", '"tlh"')""")
+        asked = []
+        tab = context.new_page()
+        tab.on("request", lambda each: each.is_navigation_request() and asked.append(each.url))
+        visit(tab, keeping)
+        shows(tab, LANGUAGES["en"])
+        assert asked == [keeping, f"{keeping}?lang=tlh"]
+
+
+def test_a_page_holds_one_language_which_caches_are_told_of(keeping):
+    told = {name: each.say("Draw eight") for name, each in LANGUAGES.items()}
+    for name, each in LANGUAGES.items():
+        page = httpx.get(keeping, headers={"accept-language": f"de, {name};q=0.5"})
+        assert f'<html lang="{each.tag}" dir="{each.direction}"' in page.text
+        assert [one for one, text in told.items() if text in page.text] == [name]
+        assert "Accept-Language" in page.headers["vary"]
+    chosen = httpx.get(keeping, params={"lang": "ko"}, headers={"accept-language": "ar"})
+    assert told["ko"] in chosen.text
 
 
 def shows(tab, language) -> None:

@@ -13,8 +13,8 @@ from jinja2.ext import extract_from_ast
 import sd_tpu
 from sd_tpu.gallery.status import at_step, duration, ready
 from sd_tpu.language import ENGLISH, LANGUAGES, language_of
-from sd_tpu.page.layout import Translations
-from sd_tpu.page.theme import HEAD
+from sd_tpu.page.layout import Texts
+from sd_tpu.page.theme import script
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
 from sd_tpu.settings import SETTINGS, Picture, RequestError
@@ -100,19 +100,23 @@ def test_a_translation_is_one(name):
 
 
 @pytest.mark.parametrize(
-    "tag, name",
+    "tags, name",
     [
-        ("ko", "ko"),
-        ("zh-Hans", "zh"),
-        ("ar", "ar"),
-        ("en", "en"),
-        ("de", "en"),
-        (None, "en"),
+        (["ko"], "ko"),
+        (["zh-Hans"], "zh"),
+        (["ar"], "ar"),
+        (["en"], "en"),
+        (["de"], "en"),
+        ([None], "en"),
+        ([[]], "en"),
         ([], "en"),
+        (["de-DE", " de;q=0.9", " AR-EG;q=0.8", " ko;q=0.7"], "ar"),
+        (["zh-TW"], "zh"),
+        (["korean"], "en"),
     ],
 )
-def test_a_page_is_answered_in_its_language(tag, name):
-    assert language_of(tag) is LANGUAGES[name]
+def test_a_page_is_answered_in_the_first_of_its_languages_that_is_spoken(tags, name):
+    assert language_of(*tags) is LANGUAGES[name]
 
 
 def refusal(values: dict) -> Sentence:
@@ -147,15 +151,23 @@ def test_texts_are_said_within_texts():
     assert duration(150) == "2 min"
 
 
-def test_what_is_rendered_for_the_browser_has_no_braces_left():
-    translations = Translations()
-    marker = translations.render(lambda language: f"<p>{{{language.tag}}}</p>")
-    key = re.search('"key": "([^"]*)"', marker)[1]
-    assert translations.translations_dict["zh"][key] == "<p>&#123;zh-Hans&#125;</p>"
+def test_a_page_is_filled_with_the_texts_of_one_language():
+    texts = Texts()
+    places = [
+        texts.render(lambda language: f'<p class="a">\\1 {language.tag}\n</p></script>'),
+        texts.label("Prompt {number}", number=2),
+    ]
+    page = json.dumps({"html": f"{places[1]}, {places[0]}", "label": places[1]}).encode()
+    filled = texts.fill(page, LANGUAGES["zh"])
+    assert b"<" not in filled  # which could end the script that the page is in
+    assert json.loads(filled) == {
+        "html": '提示词 2, <p class="a">\\1 zh-Hans\n</p></script>',
+        "label": "提示词 2",
+    }
 
 
 def test_the_script_is_told_how_many_boxes_there_are_and_how_settings_belong_together():
-    told, _ = HEAD.partition("window.sdTpuSettings = ")[2].split(";\n", 1)
+    told, _ = script().removeprefix("window.sdTpuSettings = ").split(";\n", 1)
     assert json.loads(told) == {
         "boxes": 8,
         "seeds": 2**32,

@@ -20,7 +20,10 @@ export function showOfAll() {
 
 /** @param {import("./types").Part} button */
 async function copy(button) {
-    const link = `${location.origin}${location.pathname}${location.search}#${ofAll().link}`;
+    const address = new URL(location.href);
+    address.searchParams.delete("lang"); // others read it in their own language
+    address.hash = String(ofAll().link);
+    const link = String(address);
     try {
         await navigator.clipboard.writeText(link);
         tell(

@@ -20,7 +20,6 @@ import { showHistory } from "./history.js";
 import { hooks } from "./hooks.js";
 import { showInputs } from "./inputs.js";
 import "./keys.js";
-import { speak } from "./language.js";
 import { openLink, showOfAll } from "./links.js";
 import { lookSoon } from "./look.js";
 import { showOverrides, showSliders } from "./overrides.js";
@@ -84,7 +83,6 @@ window.sdTpu = {
     /** Call when all elements are there. */
     async arrive() {
         await connected;
-        speak();
         const stored = readStored(local, `sd_tpu/${title()}`);
         state.browser = stored?.browser ?? newName();
         restoreUndo();
