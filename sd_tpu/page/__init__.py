@@ -20,7 +20,8 @@ from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.http.assets import Assets
 from sd_tpu.http.server import Server, bind
 from sd_tpu.page import api
-from sd_tpu.page.events import ActionRequest, Actions, RunStream
+from sd_tpu.page.actions import Actions
+from sd_tpu.page.events import ActionRequest, RunStream
 from sd_tpu.page.files import Uploads
 from sd_tpu.page.layout import Texts, make_page
 from sd_tpu.page.theme import HEAD, ICON, script, style, theme

@@ -10,7 +10,7 @@ from PIL import Image
 from sd_tpu.language import ENGLISH
 from sd_tpu.links import read_link, write_link
 from sd_tpu.page import form as form_module
-from sd_tpu.page.events import remark
+from sd_tpu.page.boxes import remark
 from sd_tpu.page.layout import sample_sets
 from sd_tpu.pictures.images import MAX_FILE_BYTES
 from sd_tpu.request import Request

@@ -20,6 +20,8 @@ from sd_tpu.gallery.run import Backend
 from sd_tpu.gallery.runs import Runs
 from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.page import events
+from sd_tpu.page import history as history_actions
+from sd_tpu.page.actions import Actions
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.serving.job import Done, ImageReady
 from tests.support.asking import following, make_request
@@ -150,13 +152,13 @@ def test_no_click_hits_what_moves_when_the_history_is_opened_again(somebody, mon
     somebody.keyboard.press("Escape")
     fill(somebody, ["newest"] + [""] * 7)
     make(somebody)
-    contents, may_answer = events.contents, threading.Event()
+    contents, may_answer = history_actions.contents, threading.Event()
 
     def late(*args):
         may_answer.wait(PATIENCE / 1000)
         return contents(*args)
 
-    monkeypatch.setattr(events, "contents", late)
+    monkeypatch.setattr(history_actions, "contents", late)
     found = somebody.locator("#history-panel .found")
     # What lies under the pointer as soon as others are there.
     found.evaluate(
@@ -337,7 +339,7 @@ def test_a_deletion_leaves_equal_pictures_alone_and_the_card_has_its_own_again(t
         list(following(run, "a tab"))
 
     def act(name, run=None):
-        told = events.Actions(runs).answer(
+        told = Actions(runs).answer(
             events.ActionRequest(
                 {"do": "history", "act": name, "id": run and run.cards[0].kept, "browser": me}, ""
             )
@@ -451,7 +453,7 @@ def test_a_star_on_a_card_is_that_of_the_history(looker):
 
 
 def test_older_pictures_are_shown_when_asked_for(somebody, monkeypatch):
-    monkeypatch.setattr(events, "RUNS", 1)
+    monkeypatch.setattr(history_actions, "RUNS", 1)
     fill(somebody, ["newest", *[""] * 7])
     make(somebody)
     unfold(somebody, "History")

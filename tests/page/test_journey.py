@@ -13,7 +13,8 @@ from sd_tpu.gallery.run import Backend
 from sd_tpu.gallery.runs import Runs
 from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.links import write_link
-from sd_tpu.page.events import ActionRequest, Actions
+from sd_tpu.page.actions import Actions
+from sd_tpu.page.events import ActionRequest
 from sd_tpu.pictures import movie
 from sd_tpu.pictures.images import read_png
 from sd_tpu.request import Request

@@ -8,7 +8,7 @@ import pytest
 
 from sd_tpu.gallery.files import captions
 from sd_tpu.links import read_link, write_link
-from sd_tpu.page.events import Actions
+from sd_tpu.page.actions import Actions
 from sd_tpu.page.form import read, show
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.request import Request

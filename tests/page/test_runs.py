@@ -21,7 +21,8 @@ from sd_tpu.gallery.status import STARTING, queued
 from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.language import ENGLISH
 from sd_tpu.page import schema
-from sd_tpu.page.events import ActionRequest, Actions, RunStream
+from sd_tpu.page.actions import Actions
+from sd_tpu.page.events import ActionRequest, RunStream
 from sd_tpu.pictures.images import read_png
 from sd_tpu.serving.job import (
     COMPILING,
@@ -931,7 +932,7 @@ def test_stop_tells_of_no_picture_a_second_time(disk):
 
 
 def test_every_action_of_the_schema_has_a_method_and_no_method_is_left():
-    methods = {name.removeprefix("_do_") for name in vars(Actions) if name.startswith("_do_")}
+    methods = {name.removeprefix("_do_") for name in dir(Actions) if name.startswith("_do_")}
     assert methods == schema.ACTIONS
 
 
