@@ -469,7 +469,7 @@ class Picture:
         20,
         Number(int, 1, MAX_STEPS),
         "Steps",
-        "More of them take longer and refine more.",
+        "More steps take longer and add detail.",
         caption="{value} steps",
         suggest=_shares(1, MAX_STEPS, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5),
     )
@@ -477,7 +477,7 @@ class Picture:
         7.5,
         Number(float, 0, 50, step=0.5),
         "Guidance",
-        "Higher follows the prompt closer; 1 is off.",
+        "Higher values follow the prompt more closely; 1 turns guidance off.",
         caption="guidance {value}",
         png="CFG scale",
         a1111="cfg_scale",
@@ -534,7 +534,7 @@ class Picture:
         0.0,
         Number(float, 0, 1, step=0.1),
         "Guidance start",
-        "After this share of the steps; 0 is at once.",
+        "Starts after this fraction of the steps; 0 starts at once.",
         section=FASTER,
         caption="guidance from {value}",
     )
@@ -542,7 +542,7 @@ class Picture:
         1.0,
         Number(float, 0, 1, step=0.1),
         "Guidance stop",
-        "After this share of the steps; 1 is never.",
+        "Stops after this fraction of the steps; 1 never stops it.",
         section=FASTER,
         caption="guidance until {value}",
         suggest=_around(1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3),
@@ -591,7 +591,7 @@ class Picture:
         "",
         Upload(),
         "Mask",
-        "What of the start picture is drawn anew is white in it.",
+        "White areas are redrawn; black areas stay.",
         section=START,
         caption="with a mask",
         caption_empty="no mask",
@@ -600,7 +600,7 @@ class Picture:
         4,
         Number(int, 0, 64),
         "Mask blur",
-        "Over so many pixels inside its edge what is new fades in.",
+        "How far inward the mask's edge is softened, in pixels.",
         section=START,
         caption="mask blur {value}",
     )
@@ -608,7 +608,7 @@ class Picture:
         "cover",
         Choice(FITS),
         "Fit",
-        "How a start picture of another size gets this one: cut, with a border, stretched, or "
+        "How a start picture of another size is fitted: cut, with a border, stretched, or "
         "as it is with a border that is drawn.",
         section=START,
         a1111="resize_mode",
@@ -654,7 +654,7 @@ class Picture:
         0.0,
         Number(float, 0, 1, step=0.05),
         "Control start",
-        "After this share of the steps; 0 is at once.",
+        "Starts after this fraction of the steps; 0 starts at once.",
         section=CONTROL,
         caption="control from {value}",
     )
@@ -662,7 +662,7 @@ class Picture:
         1.0,
         Number(float, 0, 1, step=0.05),
         "Control stop",
-        "After this share of the steps; 1 is never.",
+        "Stops after this fraction of the steps; 1 never stops it.",
         section=CONTROL,
         caption="control until {value}",
     )
@@ -823,7 +823,7 @@ def check_together(picture: Picture, index: int | None = None) -> None:
         )
     if picture.share and picture.init_image:
         raise RequestError(
-            "What begins with a picture{of} is on no way to another prompt or seed.",
+            "A journey cannot begin or end with a start picture{of}.",
             setting="share",
             index=index,
             of=of,

@@ -80,6 +80,21 @@ class Files:
             shown=self._save(_shown(pixels), f"{name}.webp", of=png, whose=whose),
         )
 
+    def add_kept(self, png: Path, whose: str = "") -> PictureFile:
+        """Write a picture of ours once more, given its file in the history.
+
+        Raises:
+            OSError: there is no such file any more.
+        """
+        data = png.read_bytes()
+        name = _name(read_png(data).picture(0))
+        with Image.open(png) as image:
+            shown = _shown(np.asarray(image))
+        return PictureFile(
+            png=self._save(data, f"{name}.png", whose=whose),
+            shown=self._save(shown, f"{name}.webp", of=data, whose=whose),
+        )
+
     def archive(self, pictures: Mapping[int, PictureFile]) -> str:
         """Write a ZIP of pictures by their indices; returns its path. Raises OSError."""
         pngs = {index: Path(picture.png) for index, picture in pictures.items()}

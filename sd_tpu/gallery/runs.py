@@ -4,11 +4,12 @@ import dataclasses
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
+from sd_tpu.gallery.history import HistoryEntry, request_of
 from sd_tpu.gallery.run import BLANK, Backend, Card, Run, Snapshot
 from sd_tpu.request import Request
 from sd_tpu.sentence import Sentence
@@ -146,13 +147,9 @@ class Runs:
 
         Returns None if none of them is there any more, or the request cannot be served.
         """
-        catalog = self.backend.engine.catalog
-        request = request.with_known_models(catalog.models())
-        try:
-            for index in request.indices():
-                catalog.check(request.picture(index))
-        except RequestError:
+        if not (servable := self._servable(request)):
             return None
+        request = servable
 
         def drawn(picture: Picture) -> Picture | None:
             try:
@@ -172,6 +169,36 @@ class Runs:
             for index in request.indices()
             if (picture := drawn(request.picture(index))) in there
         }
+        return self._of(found, request, browser, address)
+
+    def bring_out(self, entries: Sequence[HistoryEntry], browser: str, address: str) -> Run | None:
+        """Return a finished run of pictures that this browser's history keeps.
+
+        Returns None if none of them is there any more, or they cannot be asked for here.
+        """
+        if not (request := self._servable(request_of(entries))):
+            return None
+        found = {}
+        for entry in entries:  # the last of each card is the one that is asked for
+            with suppress(OSError):
+                file = self.backend.files.add_kept(entry.file, whose=browser)
+                found[entry.index] = Card(entry.index, state="done", picture=file, kept=entry.id)
+        return self._of(found, request, browser, address)
+
+    def _servable(self, request: Request) -> Request | None:
+        """Return a request with the models that are here, if it can be served."""
+        catalog = self.backend.engine.catalog
+        request = request.with_known_models(catalog.models())
+        with suppress(RequestError):
+            for index in request.indices():
+                catalog.check(request.picture(index))
+            return request
+        return None
+
+    def _of(
+        self, found: Mapping[int, Card], request: Request, browser: str, address: str
+    ) -> Run | None:
+        """Return a finished run of cards that have a request's pictures; None if there are none."""
         if not found:
             return None
         request = Request(

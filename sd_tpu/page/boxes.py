@@ -298,7 +298,7 @@ def remark(prompt: str, value: str, engine: EngineClient, model: str) -> tuple[s
     the model's limit or beyond it, or which words mean nothing to the model.
     """
     if value != prompt.strip():
-        return "such", Sentence("Such as “{prompt}”", prompt=value)
+        return "such", Sentence("For example: “{prompt}”", prompt=value)
     if len(prompt) > MAX_PROMPT_LENGTH:
         return "over", Sentence(
             "{count} of at most {limit} characters", count=len(prompt), limit=MAX_PROMPT_LENGTH

@@ -307,7 +307,7 @@ class DrawingActions(Answers):
             seed=seed,
         )
         if run is None:
-            answer = Sentence("All pictures are there already, as they are asked for.")
+            answer = Sentence("These pictures are here already: choose a new seed to draw others.")
             return {"message": asked.language.translate(answer), "kind": "over"}
         answer = _making(run, run.count, asked)
         if common:

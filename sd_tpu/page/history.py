@@ -7,7 +7,7 @@ from typing import Any
 
 from sd_tpu.gallery.history import History, request_of
 from sd_tpu.language import Language
-from sd_tpu.page.answers import FORGOTTEN
+from sd_tpu.page.answers import FORGOTTEN, named
 from sd_tpu.page.boxes import BoxActions
 from sd_tpu.page.events import ActionRequest
 from sd_tpu.page.files import url
@@ -94,7 +94,8 @@ class HistoryActions(BoxActions):
         entries = self._kept().entries(owner, run=name)
         if not entries:
             raise RequestError(FORGOTTEN.template)
-        return self._fill(
+        run = self.runs.bring_out(entries, owner, asked.address)
+        return named(run) | self._fill(
             request_of(entries),
             asked,
             Sentence("Prompts, seeds and settings of the run are in the boxes."),

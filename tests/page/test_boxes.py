@@ -156,14 +156,14 @@ def test_sample_prompts_come_by_the_eight():
 
 def test_a_list_fills_the_boxes_line_by_line(tab):
     unfold(tab, "Paste a list")
-    tab.get_by_label("One prompt a line").fill("\n".join(["one", "", " two ", "three"]))
+    tab.get_by_label("One prompt per line").fill("\n".join(["one", "", " two ", "three"]))
     tab.get_by_role("button", name="Fill the boxes").click()
     says(tab, "The list is in the boxes.")
     expect(tab.locator("#line")).to_be_in_viewport()
     assert prompts(tab) == ["one", "two", "three", *[""] * 5]
     expect(tab.locator("#sheet")).to_be_hidden()
     unfold(tab, "Paste a list")
-    tab.get_by_label("One prompt a line").fill("\n".join(f"line {i}" for i in range(10)))
+    tab.get_by_label("One prompt per line").fill("\n".join(f"line {i}" for i in range(10)))
     tab.get_by_role("button", name="Fill the boxes").click()
     says(tab, "The list has 10 prompts; the first 8 are in the boxes.")
     expect(box(tab, 8)).to_have_value("line 7")
@@ -263,6 +263,7 @@ def test_on_a_phone_a_prompt_that_goes_on_below_its_box_shows_that(visitor, addr
         long.fill("a fox\nin the snow")
         expect(long).not_to_have_attribute("data-more", "")
         long.fill("a fox in the snow at night")
+        long.blur()  # while somebody writes, all of it is seen
         tab.set_viewport_size({"width": 320, "height": 844})
         expect(long).to_have_attribute("data-more", "")
 
@@ -289,7 +290,7 @@ def test_a_refusal_stands_no_longer_than_its_reason_or_the_next_thing_done(tab):
     generate(tab).click()
     says(tab, "There is no prompt yet")
     tab.get_by_role("button", name="Undo", exact=True).click()
-    says(tab, "Ready")
+    says(tab, "The boxes are as they were.")
     tab.get_by_role("button", name="Reuse last").click()
     says(tab, "There is no seed to reuse yet")
     unfold(tab, "Settings")
@@ -524,12 +525,12 @@ def test_what_is_typed_after_a_replacement_can_be_done_again(tab):
 def test_whatever_replaces_what_is_filled_in_can_be_taken_back(tab):
     undo = tab.get_by_role("button", name="Undo")
     fill(tab, PROMPTS, seed=5, steps=3)
-    unfold(tab, "Own settings of prompt 2")
+    unfold(tab, "Settings for prompt 2")
     own = tab.locator("#overrides-panel").get_by_label("Steps")
     own.fill("2")
     make(tab)
     unfold(tab, "Paste a list")
-    tab.get_by_label("One prompt a line").fill("one")
+    tab.get_by_label("One prompt per line").fill("one")
     kept = [*PROMPTS, "5", "3", "2"]
 
     def filled():

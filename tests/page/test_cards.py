@@ -89,7 +89,7 @@ def test_only_what_has_changed_is_drawn_where_the_seed_is_fixed(tab, page_engine
         lambda request, **options: (drawn.append(request.indices()), submit(request, **options))[1],
     )
     generate(tab).click()
-    says(tab, "All pictures are there already, as they are asked for.")
+    says(tab, "These pictures are here already: choose a new seed to draw others.")
     box(tab, 4).fill("another")
     make(tab)
     done(tab)
@@ -117,6 +117,28 @@ def test_vary_draws_at_once_and_undo_brings_prompts_and_pictures_back(tab):
     tab.locator("#redo").click()
     tab.wait_for_function(f"varied => String(({SOURCES})()) === String(varied)", arg=varied)
     assert prompts(tab) == [PROMPTS[1]] * 7 + [PROMPTS[7]]
+
+
+def test_each_drawing_is_a_step_of_its_own(tab):
+    undo = tab.locator("#undo")
+    fill(tab, PROMPTS, seed=40)
+    make(tab)
+    first = sources(tab)
+    expect(undo).to_be_disabled()  # the examples are no pictures of a run
+    for seed in ("50", "60"):
+        seed_box(tab).fill(seed)
+        make(tab)
+    last = sources(tab)
+    undo.click()
+    says(tab, "The boxes are as they were.")
+    tab.wait_for_function(f"last => String(({SOURCES})()) !== String(last)", arg=last)
+    second = sources(tab)
+    undo.click()
+    tab.wait_for_function(f"first => String(({SOURCES})()) === String(first)", arg=first)
+    assert not {*second} & {*first, *last}
+    for then in (second, last):
+        tab.locator("#redo").click()
+        tab.wait_for_function(f"then => String(({SOURCES})()) === String(then)", arg=then)
 
 
 def test_a_step_forth_at_once_leads_back_to_where_the_step_back_began(tab):
@@ -323,15 +345,15 @@ def test_a_wrong_field_is_shown_and_marked_until_it_is_right(tab):
 
 
 def test_a_wrong_field_of_a_single_box_is_shown_in_its_panel(tab):
-    unfold(tab, "Own settings of prompt 3")
+    unfold(tab, "Settings for prompt 3")
     steps = tab.locator("#overrides-panel").get_by_label("Steps")
     steps.fill("900")
     tab.keyboard.press("Escape")
-    unfold(tab, "Own settings of prompt 1")
+    unfold(tab, "Settings for prompt 1")
     tab.keyboard.press("Escape")
     generate(tab).click()
     says(tab, "Steps of prompt 3 should be from 1 to 200, not 900.")
-    expect(tab.get_by_role("group", name="Own settings of prompt 3")).to_be_visible()
+    expect(tab.get_by_role("group", name="Settings for prompt 3")).to_be_visible()
     expect(steps).to_have_value("900")
     expect(steps).to_have_attribute("aria-invalid", "true")
 
@@ -397,7 +419,7 @@ def test_the_bundled_model_offers_examples_and_words_that_it_knows():
 def test_a_prompt_that_stands_for_several_fills_the_empty_boxes_and_stays(tab):
     template = "a {red|green|blue} fox"
     fill(tab, [template, "", "", "", "a dog", "", "", ""], seed=3)
-    expect(tab.locator(".remark").nth(1)).to_have_text("Such as “a green fox”")
+    expect(tab.locator(".remark").nth(1)).to_have_text("For example: “a green fox”")
     expect(tab.locator(".remark").nth(3)).to_be_empty()
     make(tab)
     assert alts(tab) == ["a red fox", "a green fox", "a blue fox", "a dog"]
@@ -407,7 +429,7 @@ def test_a_prompt_that_stands_for_several_fills_the_empty_boxes_and_stays(tab):
     assert [each.bounding_box()["width"] > 9 for each in words.all()] == [True] * 3 + [False]
     assert read_png(picture_file(tab, 2)).prompts == ("a green fox",)
     generate(tab).click()
-    says(tab, "All pictures are there already, as they are asked for.")
+    says(tab, "These pictures are here already: choose a new seed to draw others.")
     box(tab, 1).fill("{2$$a|b}")
     generate(tab).click()
     says(tab, "Prompt 1 has a sign that is not known here: 2$$")
@@ -476,7 +498,7 @@ def test_a_draft_is_finished_with_its_seed_by_its_sign_by_a_key_or_with_all_that
     finished = [made_from(tab, number) for number in (1, 2, 3)]
     assert finished == [dataclasses.replace(drafts[0], steps=40), *drafts[1:]]
     generate(tab).click()
-    says(tab, "All pictures are there already")  # the box asks for what is there
+    says(tab, "These pictures are here already")  # the box asks for what is there
     tab.get_by_role("button", name="View picture 2").focus()
     finish(partial(tab.keyboard.press, "f"))
     expect(signs).to_have_count(1)

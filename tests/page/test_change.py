@@ -73,7 +73,7 @@ def test_one_card_is_drawn_anew_from_its_picture_and_undo_brings_all_of_it_back(
     expect(tab.locator(".below .overrides").nth(1)).to_contain_text("strength 0.5")
     expect(tab.get_by_role("button", name="View picture 2")).to_be_focused()
     generate(tab).click()
-    says(tab, "All pictures are there already")  # the box asks for what is there
+    says(tab, "These pictures are here already")  # the box asks for what is there
     tab.get_by_role("button", name="View picture 2").press("Enter")
     expect(tab.get_by_role("slider", name="Before and after")).to_be_visible()
     tab.keyboard.press("Escape")

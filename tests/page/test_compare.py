@@ -255,7 +255,7 @@ def test_styles_are_compared_and_the_files_say_what_they_made_of_the_prompts(tab
     ]
     assert prompts(tab)[:3] == ["a fox"] * 3, "the boxes keep the prompt and the style apart"
     choose(setting(tab, "Style"), "Bright")
-    unfold(tab, "Own settings of prompt 1")
+    unfold(tab, "Settings for prompt 1")
     own = tab.locator("#overrides-panel").get_by_label("Style")
     expect(own.locator("option")).to_have_text(["Same as for all", "no style", "Ink", "Bright"])
     choose(own, "Ink")
@@ -330,7 +330,7 @@ def test_steps_are_compared_by_keyboard_alone_and_the_prompts_come_back(tab):
     expect(tab.locator("#sheet")).to_be_hidden()
     unfold(tab, "Compare")
     press(tab, tab.get_by_role("button", name="Run comparison"))
-    says(tab, "All pictures are there already")
+    says(tab, "These pictures are here already")
     undo.click()  # the second comparison has changed nothing that could be taken back
     expect(box(tab, 2)).to_have_value(PROMPTS[1])
     assert prompts(tab) == PROMPTS

@@ -34,7 +34,7 @@ def address(engine, tmp_path_factory):
 @pytest.mark.slow("compiles an editing model's programs")
 def test_pictures_are_handed_in_one_behind_the_other_and_taken_away(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
-    unfold(tab, "Own settings of prompt 1")
+    unfold(tab, "Settings for prompt 1")
     own = tab.locator("#overrides-panel")
     own.locator(".handed:has([name=reference])").evaluate("each => { each.open = true }")
     files = [

@@ -22,6 +22,7 @@ from sd_tpu.gallery.uploads import Inputs
 from sd_tpu.page import events
 from sd_tpu.page import history as history_actions
 from sd_tpu.page.actions import Actions
+from sd_tpu.page.events import ActionRequest
 from sd_tpu.pictures.images import read_png, to_png
 from sd_tpu.serving.job import Done, ImageReady
 from tests.support.asking import following, make_request
@@ -340,7 +341,7 @@ def test_a_deletion_leaves_equal_pictures_alone_and_the_card_has_its_own_again(t
 
     def act(name, run=None):
         told = Actions(runs).answer(
-            events.ActionRequest(
+            ActionRequest(
                 {"do": "history", "act": name, "id": run and run.cards[0].kept, "browser": me}, ""
             )
         )
@@ -377,6 +378,36 @@ def test_a_run_is_used_again_and_found_by_words(somebody):
     assert prompts(somebody) == ["first", "", "<b>third</b>", "fourth", *[""] * 4]
     expect(seed_box(somebody)).to_have_value("20")
     expect(setting(somebody, "Steps")).to_have_value("3")
+    expect(somebody.locator("figure.done")).to_have_count(3)
+    expect(somebody.locator("figure.other")).to_have_count(0)  # nor of another prompt
+    somebody.locator("#undo").click()
+    expect(box(somebody, 1)).to_have_value("a Night sea")
+    expect(somebody.locator("figure.done")).to_have_count(1)
+
+
+def test_a_run_of_an_earlier_server_is_shown_with_its_pictures(page_engine, tmp_path):
+    history, me = History(tmp_path / "history"), "b" * 32
+
+    def served_anew(name):
+        files = Files(tmp_path / name, page_engine.to_png)
+        return Runs(Backend(page_engine, files, Inputs(), history))
+
+    request = make_request(["one", "", "three"], height=32, width=32, model="", steps=2)
+    run = served_anew("before").start(request, browser=me)
+    [*_] = following(run, "tab")
+    runs, kept = served_anew("now"), history.entries(me)
+    form = {"prompts": [""] * 8, "seed": "", "overrides": [], "settings": {}}
+    asked = {"do": "history", "act": "run", "id": kept[0].run, "browser": me, "form": form}
+    told = Actions(runs).answer(ActionRequest(asked, ""))
+    shown = runs.find(told["run"])
+    assert shown.over and told["form"]["prompts"][:3] == ["one", "", "three"]
+    there = {index: Path(each.png).read_bytes() for index, each in shown.pictures().items()}
+    assert there == {index: Path(each.png).read_bytes() for index, each in run.pictures().items()}
+    assert {card.kept for card in shown.cards if card.picture} == {each.id for each in kept}
+    kept[0].file.unlink()
+    told = Actions(runs).answer(ActionRequest(asked, ""))
+    assert [*runs.find(told["run"]).pictures()] == [2], "those that are left"
+    history.close()
 
 
 def chips(tab):

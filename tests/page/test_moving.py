@@ -70,7 +70,7 @@ def selected(tab: Page) -> list[int]:
 
 
 def test_a_card_is_dragged_to_another_place_with_all_that_is_its_own(drawn):
-    unfold(drawn, "Own settings of prompt 2")
+    unfold(drawn, "Settings for prompt 2")
     drawn.locator("#overrides-panel").get_by_label("Steps").fill("3")
     make(drawn)
     drawn.keyboard.press("Escape")
@@ -91,7 +91,7 @@ def test_a_card_is_dragged_to_another_place_with_all_that_is_its_own(drawn):
     assert (made_from(drawn, 6).seed, made_from(drawn, 6).steps) == (8, 3)
     drawn.keyboard.press("Escape")
     generate(drawn).click()
-    says(drawn, "All pictures are there already")
+    says(drawn, "These pictures are here already")
     carry(drawn, 6, card(drawn, 1))
     drawn.mouse.up()
     pictures(drawn, [before[1], None, before[2], None, None, before[0], None, None])
@@ -122,7 +122,7 @@ def test_pictures_of_one_prompt_have_their_own_words_once_one_has_moved(tab):
     expect(tab.locator("#news")).to_have_text("Moved to place 5.")
     assert prompts(tab) == ["a red heart", "", "", "", "a blue heart", "", "", ""]
     generate(tab).click()
-    says(tab, "All pictures are there already")
+    says(tab, "These pictures are here already")
 
 
 def test_a_card_that_is_let_go_elsewhere_stays(drawn):

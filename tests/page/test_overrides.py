@@ -39,8 +39,8 @@ SIX = ["first", "second", "third", *[""] * 5]
 
 def panel(tab, number):
     """The panel of a box, unfolded."""
-    unfold(tab, f"Own settings of prompt {number}")
-    return tab.get_by_role("group", name=f"Own settings of prompt {number}")
+    unfold(tab, f"Settings for prompt {number}")
+    return tab.get_by_role("group", name=f"Settings for prompt {number}")
 
 
 def summaries(tab):
@@ -165,7 +165,7 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
     expect(second.get_by_label("Seed")).to_have_attribute("placeholder", "6")
     second.get_by_label("Steps").fill("2")
     choose(second.get_by_label("Sampler"), "Euler")
-    tab.get_by_role("button", name="Own settings of prompt 2", exact=True).click()
+    tab.get_by_role("button", name="Settings for prompt 2", exact=True).click()
     expect(second).to_be_hidden()
     expect(summaries(tab)).to_have_text(["Euler · 2 steps"])
     make(tab)
@@ -197,7 +197,7 @@ def test_own_settings_are_made_kept_linked_and_cleared(tab, visitor, tmp_path):
 
     tab.get_by_role("button", name="Clear prompt 2's own settings").click()
     expect(summaries(tab)).to_have_count(0)
-    expect(tab.get_by_role("button", name="Own settings of prompt 2", exact=True)).to_be_focused()
+    expect(tab.get_by_role("button", name="Settings for prompt 2", exact=True)).to_be_focused()
     expect(panel(tab, 2).get_by_label("Steps")).to_have_value("")
     expect(panel(tab, 2).get_by_label("Sampler")).to_have_value("")
 
@@ -380,7 +380,7 @@ def test_own_settings_are_reached_and_made_by_keyboard_alone(tab):
     tab.keyboard.press("Escape")  # which closes the settings
     box(tab, 1).focus()
     tab.keyboard.press("Escape")
-    expect(tab.get_by_role("button", name="Own settings of prompt 1", exact=True)).to_be_focused()
+    expect(tab.get_by_role("button", name="Settings for prompt 1", exact=True)).to_be_focused()
     tab.keyboard.press("Enter")
     for _ in range(3):  # a negative prompt, a style, the steps
         tab.keyboard.press("Tab")

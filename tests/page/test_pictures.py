@@ -317,6 +317,36 @@ def test_a_long_prompt_is_seen_from_its_beginning_once_its_box_is_left(still):
     assert prompt.evaluate("box => box.scrollTop") == 0
 
 
+def test_a_box_grows_over_its_picture_while_somebody_writes(still):
+    before, prompt = corners(still), box(still, 6)
+    small = prompt.bounding_box()
+    prompt.fill("a very long prompt, " * 9)
+    grown = prompt.bounding_box()
+    assert prompt.evaluate("box => box.scrollHeight <= box.clientHeight"), "all of it is seen"
+    assert grown["height"] > 2 * small["height"]
+    bottom = small["y"] + small["height"]
+    assert grown["y"] + grown["height"] == pytest.approx(bottom, abs=2), "it grows upward"
+    assert corners(still) == before
+    prompt.blur()
+    assert prompt.bounding_box() == small
+
+
+@pytest.mark.parametrize("size", [(721, 900), (768, 1024), (900, 700), (1024, 768)])
+def test_the_line_has_room_for_a_sentence(still, size):
+    still.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    assert still.locator("#line").evaluate("line => line.clientWidth") >= 270
+    assert still.locator("#bar").bounding_box()["height"] <= 96
+
+
+def test_signs_are_seen_in_forced_colours(chromium, address):
+    with chromium.new_context(viewport=DESKTOP, forced_colors="active") as context:
+        tab = visit(context.new_page(), address)
+        colours = tab.locator("header .icon, #seeds .icon").evaluate_all("""all => all.map(each =>
+            [getComputedStyle(each, "::before"), getComputedStyle(each)].map(
+                ({ backgroundColor }) => backgroundColor))""")
+        assert len(colours) >= 6 and all(sign != ground for sign, ground in colours), colours
+
+
 def test_the_page_can_be_installed_and_is_sent_small(address):
     manifest = httpx.get(f"{address}manifest.json").json()
     assert (manifest["display"], manifest["start_url"]) == ("standalone", "./")
@@ -394,9 +424,9 @@ def test_everything_is_reached_by_keyboard_alone(tab):
     tab.keyboard.press("Enter")
     tool(tab, "Paste a list").focus()
     tab.keyboard.press("Enter")
-    expect(tab.get_by_label("One prompt a line")).to_be_visible()
+    expect(tab.get_by_label("One prompt per line")).to_be_visible()
     tab.keyboard.press("Tab")
-    expect(tab.get_by_label("One prompt a line")).to_be_focused()
+    expect(tab.get_by_label("One prompt per line")).to_be_focused()
     tab.keyboard.press("Escape")
     expect(tab.get_by_role("button", name="More tools")).to_be_focused()
     box(tab, 8).focus()

@@ -378,7 +378,7 @@ def test_a_link_or_a_file_that_is_opened_shows_its_pictures_while_they_are_there
     )
     expect(tab.locator("#picture-1 img")).to_have_attribute("alt", "third")
     press(tab, generate(tab))
-    says(tab, "All pictures are there already, as they are asked for.")
+    says(tab, "These pictures are here already: choose a new seed to draw others.")
     with newcomer(visitor, address) as other:
         visit(other, f"{address}#{link}")
         says(other, "The link's prompts, seed and settings are in the boxes.")

@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page
 from tests.support.pages import made_from, served
 from tests.support.visitor import (
     DESKTOP,
+    PATIENCE,
     PHONE,
     PROMPTS,
     box,
@@ -276,7 +277,7 @@ def generate_is_idle(tab: Page) -> None:
     tab.keyboard.press("Escape")
     dock(tab).get_by_role("button", name="End the selection").click()
     generate(tab).click()
-    says(tab, "All pictures are there already")
+    says(tab, "These pictures are here already")
 
 
 def test_without_a_free_card_variants_come_under_it_and_one_is_taken(
@@ -308,7 +309,7 @@ def test_without_a_free_card_variants_come_under_it_and_one_is_taken(
         assert made_from(tab, 4).strength == 0.7 and made_from(tab, 4).init_image
         dock(tab).get_by_role("button", name="End the selection").click()
         generate(tab).click()
-        says(tab, "All pictures are there already")
+        says(tab, "These pictures are here already")
         tab.locator("#undo").click()
         tab.wait_for_function(f"before => String(({SOURCES})()) === String(before)", arg=before)
         expect(variants).to_have_count(4)
@@ -318,6 +319,21 @@ def test_without_a_free_card_variants_come_under_it_and_one_is_taken(
         unfold(tab, "History")
         kept = tab.locator("#history-panel").get_by_role("button", name=f"View “{PROMPTS[3]}”")
         expect(kept).to_have_count(5)
+
+
+def test_variants_of_two_cards_side_by_side_lie_apart_on_a_phone(tab):
+    tab.set_viewport_size(PHONE)
+    fill(tab, PROMPTS, seed=7, steps=4)
+    make(tab)
+    for chosen in (1, 2):
+        number(tab, chosen).click(modifiers=["Control"])
+    do(tab, "Vary strongly")
+    strips = tab.locator("figure > .strip")
+    expect(strips).to_have_count(2, timeout=PATIENCE)
+    left, right = (strip.bounding_box() for strip in strips.all())
+    assert left["x"] + left["width"] <= right["x"]
+    for button in strips.get_by_role("button").all():
+        assert button.bounding_box()["width"] >= 24
 
 
 def test_a_card_alone_is_varied_from_its_menu(tab):
@@ -361,7 +377,7 @@ def test_the_dock_of_a_selection_keeps_nobody_out(tab):
 def test_two_pictures_lie_side_by_side_with_what_sets_them_apart(tab):
     fill(tab, [*THREE[:3], *[""] * 5], seed=7, steps=4)
     make(tab)
-    unfold(tab, "Own settings of prompt 3")
+    unfold(tab, "Settings for prompt 3")
     tab.locator("#overrides-panel").get_by_label("Steps").fill("6")
     tab.keyboard.press("Escape")
     make(tab)

@@ -37,12 +37,12 @@ def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
     make(tab)
     first, second = made_from(tab, 1), made_from(tab, 2)
     assert first.init_image and first.strength == 0.5 and not second.init_image
-    tab.get_by_role("button", name="The same for all").click()
+    tab.get_by_role("button", name="Use for all eight").click()
     make(tab)
     again = made_from(tab, 2)
     assert (again.init_image, again.strength) == (first.init_image, 0.5)
     tool(tab, "Copy link").click()
-    says(tab, "Link copied, without the pictures that were handed in")
+    says(tab, "Link copied. Uploaded pictures are not included.")
     assert "init" not in of_all(tab).get_attribute("data-link")
     tab.reload()
     tab.wait_for_function("window.sdTpu?.arrived")
@@ -58,7 +58,7 @@ def test_a_card_begins_with_its_own_picture_and_then_all_do(tab):
 def test_again_leaves_what_a_picture_began_from_to_its_box(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=4)
     hand_in(tab, "drop", "#cards > .card:nth-child(2) figure", png())
-    unfold(tab, "Own settings of prompt 2")
+    unfold(tab, "Settings for prompt 2")
     tab.locator("#overrides-panel .handed").first.evaluate("start => { start.open = true }")
     slide(tab, "overrides", 0.5)
     own = tab.locator(".below .overrides")
@@ -88,7 +88,7 @@ def test_live_follows_the_strength_of_what_a_picture_begins_with(tab):
     make(tab)
     other = figures(tab).nth(1).locator("img").get_attribute("src")
     tools(tab).get_by_label("Live", exact=True).check()
-    unfold(tab, "Own settings of prompt 1")
+    unfold(tab, "Settings for prompt 1")
     tab.locator("#overrides-panel .handed").evaluate("start => { start.open = true }")
     for strength in (0.5, 1):
         slide(tab, "overrides", strength)
@@ -120,7 +120,7 @@ def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab):
 
     tab.route(re.compile("component_server"), answer)
     first, second = (f"#cards > .card:nth-child({number}) figure" for number in (1, 2))
-    unfold(tab, "Own settings of prompt 2")
+    unfold(tab, "Settings for prompt 2")
     start, later = tab.locator("#overrides-panel [name=init_image]"), png(PHOTO[::-1])
     hand_in(tab, "drop", first, png(), "early.png")
     hand_in(tab, "drop", second, png(), "early.png")
@@ -137,7 +137,7 @@ def test_a_slow_picture_does_not_take_the_place_of_a_later_one_or_of_none(tab):
     hand_in(tab, "drop", "#cards > .card:nth-child(3) figure", later)
     expect(tab.locator(".below .overrides").nth(2)).to_contain_text("from a picture")
     expect(start).to_have_value("")
-    unfold(tab, "Own settings of prompt 1")
+    unfold(tab, "Settings for prompt 1")
     expect(start).to_have_value(Input(later).name)
 
 

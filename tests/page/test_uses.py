@@ -39,12 +39,12 @@ def address(engine, tmp_path_factory):
 @pytest.mark.slow("compiles with a ControlNet and an IP-Adapter")
 def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
     fill(tab, ["a fox", "a hen", *[""] * 6], seed=3, steps=2)
-    tab.get_by_role("button", name="Own settings of prompt 1", exact=True).click()
+    tab.get_by_role("button", name="Settings for prompt 1", exact=True).click()
     # There is no picture yet.
     expect(tab.locator("#overrides-panel .uses")).to_be_hidden()
     make(tab)
     expect(tab.locator("#overrides-panel .uses")).to_be_visible()
-    unfold(tab, "Own settings of prompt 3")
+    unfold(tab, "Settings for prompt 3")
     expect(tab.locator("#overrides-panel .uses")).to_be_hidden()
     drawn = picture_file(tab, 1)
     more(tab, 1).get_by_role("button", name="Use picture 1").click()
@@ -65,8 +65,8 @@ def test_a_cards_picture_is_followed_by_itself_and_then_by_all(tab):
         "lines",
     )
     assert not (first.init_image or first.reference or second.control_image)
-    own.locator(".handed[open]").get_by_role("button", name="The same for all").click()
-    unfold(tab, "Own settings of prompt 2")
+    own.locator(".handed[open]").get_by_role("button", name="Use for all eight").click()
+    unfold(tab, "Settings for prompt 2")
     own.get_by_label("ControlNet").select_option("depth")
     for name, value in (("scale", 0.7), ("start", 0.2), ("stop", 0.6)):
         slide(tab, "overrides", value, f"control_{name}")

@@ -112,7 +112,9 @@ async function travel() {
     const asked = { index: Number(index), to: to === "" ? null : Number(to), count: Number(count) };
     // Another run may end before it is begun, which is not its end.
     state.journey = drawing = await start(request("journey", asked));
-    if (!drawing) showButtons(false);
+    if (drawing) return;
+    fillStrip([]);
+    showButtons(false);
 }
 
 listen("input", (target) => {

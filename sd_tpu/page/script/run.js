@@ -73,7 +73,8 @@ function showRefused() {
  * @param {(index: number) => boolean} takes
  */
 export async function drawIn(asked, takes) {
-    if (asked.do !== "generate") remember(asked.form, asked.do === "larger");
+    const drawn = asked.do === "generate" || asked.do === "larger"; // and the boxes stay
+    if (!drawn || state.run.name) remember(asked.form, drawn);
     announce(asked);
     closeSuggestions();
     $$("#cards figure").forEach((figure, index) => {

@@ -5,7 +5,7 @@ import { register } from "./actions.js";
 import { $, title } from "./dom.js";
 import { fill, readForm } from "./form.js";
 import { hooks } from "./hooks.js";
-import { news } from "./line.js";
+import { tell } from "./line.js";
 import { state } from "./state.js";
 import { readStored, session, store } from "./storage.js";
 import { isSame, parseStacks, push, step } from "./undo-stack.js";
@@ -68,7 +68,7 @@ function take(back) {
     state.edited = true; // what was wrong may not be any more
     const { target } = taken;
     fill(target.form);
-    news(String($("#undo").dataset.undone));
+    tell(String($("#undo").dataset.undone), "idle", true);
     if (target.run && target.run !== now.run) hooks.showRun(target.run, false);
 }
 
