@@ -315,6 +315,15 @@ def test_a_page_whose_first_question_was_not_answered_learns_of_the_models_later
     assert not failing
 
 
+def test_the_summary_of_own_settings_lies_below_the_words_of_a_prompt(tab):
+    fill(tab, SIX)
+    panel(tab, 1).get_by_label("Steps", exact=True).fill("4")
+    tab.keyboard.press("Escape")
+    expect(summaries(tab).first).to_contain_text("4 steps")
+    words, chip = box(tab, 1).bounding_box(), summaries(tab).first.bounding_box()
+    assert words["y"] + words["height"] <= chip["y"]
+
+
 def test_a_bad_own_setting_is_answered_with_the_number_of_its_box(tab):
     fill(tab, SIX)
     panel(tab, 3).get_by_label("Guidance", exact=True).fill("lots")
