@@ -80,20 +80,19 @@ class Files:
             shown=self._save(_shown(pixels), f"{name}.webp", of=png, whose=whose),
         )
 
-    def add_kept(self, png: Path, whose: str = "") -> PictureFile:
-        """Write a picture of ours once more, given its file in the history.
+    def add_kept(self, picture: Picture, png: Path, whose: str = "") -> PictureFile:
+        """Write a picture of the history once more, unless it is still there as it was added.
 
         Raises:
             OSError: there is no such file any more.
+            SyntaxError: it is broken.
         """
-        data = png.read_bytes()
-        name = _name(read_png(data).picture(0))
-        with Image.open(png) as image:
-            shown = _shown(np.asarray(image))
-        return PictureFile(
-            png=self._save(data, f"{name}.png", whose=whose),
-            shown=self._save(shown, f"{name}.webp", of=data, whose=whose),
-        )
+        data, name = png.read_bytes(), _name(picture)
+        home = self._home(data, whose)
+        file = PictureFile(png=str(home / f"{name}.png"), shown=str(home / f"{name}.webp"))
+        if not (file.there and Path(file.shown).is_file()):
+            self.bring_back(file, png)
+        return file
 
     def archive(self, pictures: Mapping[int, PictureFile]) -> str:
         """Write a ZIP of pictures by their indices; returns its path. Raises OSError."""

@@ -147,9 +147,13 @@ class Runs:
 
         Returns None if none of them is there any more, or the request cannot be served.
         """
-        if not (servable := self._servable(request)):
+        catalog = self.backend.engine.catalog
+        request = request.with_known_models(catalog.models())
+        try:
+            for index in request.indices():
+                catalog.check(request.picture(index))
+        except RequestError:
             return None
-        request = servable
 
         def drawn(picture: Picture) -> Picture | None:
             try:
@@ -174,26 +178,15 @@ class Runs:
     def bring_out(self, entries: Sequence[HistoryEntry], browser: str, address: str) -> Run | None:
         """Return a finished run of pictures that this browser's history keeps.
 
-        Returns None if none of them is there any more, or they cannot be asked for here.
+        Returns None if none of them is there any more. Their model need not be.
         """
-        if not (request := self._servable(request_of(entries))):
-            return None
+        latest = {each.index: each for each in entries if each.index in range(len(BLANK))}
         found = {}
-        for entry in entries:  # the last of each card is the one that is asked for
-            with suppress(OSError):
-                file = self.backend.files.add_kept(entry.file, whose=browser)
+        for entry in latest.values():
+            with suppress(OSError, SyntaxError):  # the latter is Pillow's for some broken PNGs
+                file = self.backend.files.add_kept(entry.picture, entry.file, whose=browser)
                 found[entry.index] = Card(entry.index, state="done", picture=file, kept=entry.id)
-        return self._of(found, request, browser, address)
-
-    def _servable(self, request: Request) -> Request | None:
-        """Return a request with the models that are here, if it can be served."""
-        catalog = self.backend.engine.catalog
-        request = request.with_known_models(catalog.models())
-        with suppress(RequestError):
-            for index in request.indices():
-                catalog.check(request.picture(index))
-            return request
-        return None
+        return self._of(found, request_of(entries), browser, address)
 
     def _of(
         self, found: Mapping[int, Card], request: Request, browser: str, address: str

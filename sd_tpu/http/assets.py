@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sd_tpu.gradio_compat import FRONTEND
+from sd_tpu.http.gate import ASSETS
 from sd_tpu.language import Language, language_of
 
-PATH = "/assets/"
+_FILLED = ("/", "/config", "/config/")  # what has places for texts
 # Gradio loads no style that has a link already, and browsers none whose link is disabled, unless
 # they read of it in the page.
 _SKIPPED = """<script>for (const href of %s) {
@@ -64,13 +65,13 @@ class Assets:
         self._files = {name: style, script_name: script.encode()}
         self._files |= {each: _read(each) for each in files if each not in styles}
         # Before Gradio's own, which runs what it brings along.
-        self._first = f'<script defer src=".{PATH}{script_name}" fetchpriority="high"></script>'
+        self._first = f'<script defer src=".{ASSETS}{script_name}" fetchpriority="high"></script>'
         links = [
-            f'<link rel="stylesheet" href=".{PATH}{name}">',
-            _SKIPPED % json.dumps([f".{PATH}{each}" for each in styles]),
+            f'<link rel="stylesheet" href=".{ASSETS}{name}">',
+            _SKIPPED % json.dumps([f".{ASSETS}{each}" for each in styles]),
         ]
         links += [
-            f'<link rel="modulepreload" crossorigin href=".{PATH}{each}">'
+            f'<link rel="modulepreload" crossorigin href=".{ASSETS}{each}">'
             for each in files
             if each not in styles
         ]
@@ -81,11 +82,11 @@ class Assets:
         if scope["type"] != "http" or scope["method"] != "GET":
             return await self._app(scope, receive, send)
         path = get_route_path(scope)
-        if path == "/":
+        if path in _FILLED:
             return await self._page(scope, receive, send)
-        if not path.startswith(PATH):
+        if not path.startswith(ASSETS):
             return await self._app(scope, receive, send)
-        if data := self._files.get(path.removeprefix(PATH)):
+        if data := self._files.get(path.removeprefix(ASSETS)):
             kind = "text/css" if path.endswith(".css") else "text/javascript"
             return await (await _response(data, kind, scope))(scope, receive, send)
 
@@ -97,7 +98,8 @@ class Assets:
         await self._app(scope, receive, send_for_good)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Return Gradio's page in a language, with links to what Gradio would need later."""
+        """Return Gradio's page in a language, with links to what Gradio would need later, or what
+        other pages read of it to show it."""
         begun, body = {}, b""
 
         async def take(message: Message) -> None:
@@ -113,7 +115,7 @@ class Assets:
         headers.add_vary_header("Accept-Encoding")
         headers.add_vary_header("Accept-Language")
         if _packs(scope):
-            body = await to_thread.run_sync(_packed, body)
+            body = await to_thread.run_sync(_packed_page, body)
             headers["Content-Encoding"] = "br"
         headers["Content-Length"] = str(len(body))
         await send(begun)
@@ -183,7 +185,7 @@ def _packs(scope: Scope) -> bool:
 async def _response(data: bytes, kind: str, scope: Scope) -> Response:
     headers = {"Cache-Control": FOR_GOOD, "Vary": "Accept-Encoding"}
     if _packs(scope):
-        data = await to_thread.run_sync(_packed, data)
+        data = await to_thread.run_sync(_packed_file, data)
         headers["Content-Encoding"] = "br"
     return Response(data, media_type=kind, headers=headers)
 
@@ -193,7 +195,13 @@ def _named(data: bytes, suffix: str) -> str:
     return f"{hashlib.sha256(data).hexdigest()[:16]}.{suffix}"
 
 
+# The page is another for each language, and for each address that it is asked by, which visitors
+# choose: these push out no file, and cost less (decision 0026).
+@lru_cache(maxsize=16)
+def _packed_page(data: bytes) -> bytes:
+    return brotli.compress(data, mode=brotli.MODE_TEXT, quality=10)
+
+
 @lru_cache
-def _packed(data: bytes) -> bytes:
-    """Pack a file, or the page of a language, for all who ask for it (decision 0026)."""
+def _packed_file(data: bytes) -> bytes:
     return brotli.compress(data, mode=brotli.MODE_TEXT, quality=11)

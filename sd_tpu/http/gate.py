@@ -49,8 +49,8 @@ _POLICY = {
     "base-uri": "'self'",
     "form-action": "'self'",
 }
-# Parts of a page, which obey the page's policy: one of theirs would be sent with each for nothing.
-_PARTS = ("text/javascript", "text/css")
+# Scripts and styles of the page, none of which is a worker: they obey the page's own policy.
+ASSETS = "/assets/"
 _LOCAL_FRAMES = "'self' http://localhost:* http://127.0.0.1:*"  # notebooks of this machine
 _NOTEBOOKS = {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}  # which are reached by a proxy only
 _HUB = "https://huggingface.co https://*.huggingface.co https://*.hf.space"
@@ -186,7 +186,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
-                if not headers.get("Content-Type", "").startswith(_PARTS):
+                if not path.startswith(ASSETS):
                     headers["Content-Security-Policy"] = policy
             await send(message)
 

@@ -382,7 +382,7 @@ class DrawingActions(Answers):
 
 
 def _making(run: Run, count: int, asked: ActionRequest) -> dict[str, Any]:
-    """Return a run as `_named`, and the news that so many pictures are on their way."""
+    """Return a run as `named`, and the news that so many pictures are on their way."""
     pictures = Sentence("1 picture") if count == 1 else Sentence("{count} pictures", count=count)
     return {**named(run), "news": asked.language.say("Making {count}.", count=pictures)}
 

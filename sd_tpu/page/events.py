@@ -62,7 +62,7 @@ class ActionRequest:
     @property
     def has_files(self) -> bool:
         """Whether it reads, makes or packs pictures, which can take a core for seconds."""
-        return self.data.get("do") in WITH_FILES or self.data.get("act") in ("add", "start")
+        return self.data.get("do") in WITH_FILES or self.data.get("act") in ("add", "run", "start")
 
     @property
     def language(self) -> Language:

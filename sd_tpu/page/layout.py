@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,7 @@ class Texts:
     def __init__(self):
         """Begin with no texts."""
         self._texts: dict[str, list[bytes]] = {each.tag: [] for each in LANGUAGES.values()}
+        self._mark = secrets.token_hex(8)  # that no prompt and no address has
 
     def render(self, make: Callable[[Language], str]) -> str:
         """Return the place of a text that is made in each language."""
@@ -72,7 +74,7 @@ class Texts:
             # As the page has it: within a text of JSON, in a script.
             told = json.dumps(make(language), ensure_ascii=False)[1:-1].replace("<", "\\u003c")
             self._texts[language.tag].append(told.encode())
-        return f"__text_{len(self._texts[ENGLISH.tag]) - 1}__"
+        return f"{self._mark} {len(self._texts[ENGLISH.tag]) - 1}."
 
     def label(self, text: str, **facts: Any) -> str:
         """Return the place of an English text and its translations."""
@@ -81,7 +83,8 @@ class Texts:
     def fill(self, page: bytes, language: Language) -> bytes:
         """Put the texts of a language into their places in Gradio's page."""
         texts = self._texts[language.tag]
-        return re.sub(rb"__text_(\d+)__", lambda place: texts[int(place[1])], page)
+        places = rb"%b (\d+)\." % self._mark.encode()
+        return re.sub(places, lambda place: texts[int(place[1])], page)
 
 
 def make_page(

@@ -1,6 +1,7 @@
 """The history on the page: what a browser made stays, for that browser alone."""
 
 import asyncio
+import dataclasses
 import re
 import sqlite3
 import threading
@@ -407,6 +408,30 @@ def test_a_run_of_an_earlier_server_is_shown_with_its_pictures(page_engine, tmp_
     kept[0].file.unlink()
     told = Actions(runs).answer(ActionRequest(asked, ""))
     assert [*runs.find(told["run"]).pictures()] == [2], "those that are left"
+    kept[1].file.write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    told = Actions(runs).answer(ActionRequest(asked, ""))
+    assert told["form"]["prompts"][:3] == ["one", "", "three"] and "run" not in told
+    history.close()
+
+
+def test_of_a_card_that_was_drawn_again_the_last_picture_is_shown(page_engine, tmp_path):
+    history, me = History(tmp_path / "history"), "b" * 32
+    files = Files(tmp_path / "files", page_engine.to_png)
+    runs = Runs(Backend(page_engine, files, Inputs(), history))
+    run = runs.start(
+        make_request(["one"], height=32, width=32, model="", steps=2, seed=3), browser=me
+    )
+    [*_] = following(run, "tab")
+    run.redraw(0, dataclasses.replace(run.request.picture(0), seed=9))
+    [*_] = following(run, "tab")
+    entries = history.entries(me, run=history.entries(me)[0].run)
+    gone = dataclasses.replace(entries[1].picture, model="a model that is gone")
+    entries = [entries[0], dataclasses.replace(entries[1], picture=gone)]
+    assert [each.picture.seed for each in entries] == [3, 9]
+    card = runs.bring_out(entries, me, "").cards[0]
+    assert (card.asked, card.kept) == (gone, entries[1].id), "with the model that drew it"
+    entries[1].file.unlink()
+    assert runs.bring_out(entries, me, "") is None, "and no other under its settings"
     history.close()
 
 

@@ -140,6 +140,13 @@ def test_a_page_is_in_a_language_that_it_speaks_or_that_is_chosen(chromium, keep
         shows(another, LANGUAGES["ar"])
 
 
+def test_an_address_that_names_a_language_counts_more_than_what_was_chosen(chromium, keeping):
+    with chromium.new_context() as context:
+        context.add_init_script("""localStorage.setItem("sd_tpu language", '"ar"')""")
+        shows(visit(context.new_page(), f"{keeping}?lang=ko"), LANGUAGES["ko"])
+        shows(visit(context.new_page(), keeping), LANGUAGES["ar"])
+
+
 def test_what_was_chosen_and_is_spoken_no_more_is_asked_for_once(chromium, keeping):
     with chromium.new_context() as context:
         context.add_init_script("""localStorage.setItem("sd_tpu language", '"tlh"')""")
@@ -158,6 +165,9 @@ def test_a_page_holds_one_language_which_caches_are_told_of(keeping):
         assert f'<html lang="{each.tag}" dir="{each.direction}"' in page.text
         assert [one for one, text in told.items() if text in page.text] == [name]
         assert "Accept-Language" in page.headers["vary"]
+    config = httpx.get(f"{keeping}config", headers={"accept-language": "ko"}).json()
+    labels = [each["props"].get("label") for each in config["components"]]
+    assert LANGUAGES["ko"].say("Prompt {number}", number=1) in labels
     chosen = httpx.get(keeping, params={"lang": "ko"}, headers={"accept-language": "ar"})
     assert told["ko"] in chosen.text
 

@@ -157,6 +157,7 @@ def test_a_page_is_filled_with_the_texts_of_one_language():
         texts.render(lambda language: f'<p class="a">\\1 {language.tag}\n</p></script>'),
         texts.label("Prompt {number}", number=2),
     ]
+    assert texts.fill(b"a __text_9__ fox", LANGUAGES["zh"]) == b"a __text_9__ fox"
     page = json.dumps({"html": f"{places[1]}, {places[0]}", "label": places[1]}).encode()
     filled = texts.fill(page, LANGUAGES["zh"])
     assert b"<" not in filled  # which could end the script that the page is in

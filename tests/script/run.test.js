@@ -114,6 +114,22 @@ test("undo counts from the run that is shown once the one that was asked for is 
     assert.ok(counted("2"));
 });
 
+test("steps that only bring pictures back go once the server has forgotten one", async () => {
+    const { form } = request("generate");
+    const words = { form, run: "1", drawn: false };
+    const pictures = { form, run: "2", drawn: true };
+    Object.assign(state.undo, { past: [words, pictures], future: [pictures] });
+    for (const answer of [{ unreachable: true }, { run: "1" }, {}]) {
+        assert.deepEqual(state.undo.past, [words, pictures]);
+        const begun = begin(request("show", { shown: "2" }));
+        await settled();
+        server.asked.at(-1).resolve(answer);
+        await begun;
+    }
+    assert.deepEqual(state.undo.past, [words]);
+    assert.deepEqual(state.undo.future, []);
+});
+
 test("undo counts from a newer run than the one that was asked for", async () => {
     state.run.name = "2";
     for (const action of ["show", "swap", "redraw"]) begin(request(action, { shown: "1", to: 1 }));

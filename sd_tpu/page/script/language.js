@@ -3,13 +3,11 @@
 import { $ } from "./dom.js";
 import { local, readStored, store } from "./storage.js";
 
-/**
- * Asks the server for the page in another language, once.
- * @param {string} language
- */
+const address = new URL(location.href);
+
+/** @param {string} language */
 function load(language) {
-    const address = new URL(location.href);
-    if (address.searchParams.get("lang") === language) return;
+    address.hash = location.hash;
     address.searchParams.set("lang", language);
     location.replace(address);
 }
@@ -21,7 +19,8 @@ export function chooseLanguage(language) {
 }
 
 const chosen = readStored(local, "sd_tpu language");
-if (chosen && chosen !== document.documentElement.lang.split("-")[0]) load(chosen);
+const shown = document.documentElement.lang.split("-")[0];
+if (chosen && chosen !== shown && !address.searchParams.has("lang")) load(chosen);
 
 // Gradio sets the document's language to the browser's; the heading has the page's.
 new MutationObserver(() => {

@@ -11,7 +11,7 @@ import { look } from "./look.js";
 import { ask, send, request, stream } from "./server.js";
 import { state } from "./state.js";
 import { RUN, rememberPrompts, session, store } from "./storage.js";
-import { isShown, remember, showUndo } from "./undo.js";
+import { forgetDrawn, isShown, remember, showUndo } from "./undo.js";
 
 /** @typedef {import("./types").Answer} Answer */
 /** @typedef {import("./types").Asked} Asked */
@@ -39,6 +39,7 @@ export function begin(asked, before = false) {
             fill(answer.filled);
         }
         if (!answer.run) {
+            if (asked.do === "show" && asked.shown && !answer.unreachable) forgetDrawn();
             showUndo();
             return answer;
         }
@@ -106,6 +107,7 @@ export function generate() {
 
 /** Draws what is filled in with the seed of the last run, which has been lost. */
 export function drawAgain() {
+    state.run.name = null; // there is no step back to it
     const asked = request("generate");
     if (state.run.seed !== null) asked.form.seed = String(state.run.seed);
     drawIn(asked, (index) => isFree(index) && isFilled(index));

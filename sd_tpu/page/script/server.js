@@ -73,7 +73,7 @@ export async function send(asked) {
         if (answer.form) {
             if (asked.do === "model") {
                 Object.assign(answer.form.settings ?? {}, changedSettings(asked.form, readForm()));
-            } else remember();
+            } else remember(readForm(), Boolean(answer.run));
             fill(answer.form);
             if (answer.run) hooks.showRun(answer.run, true);
         }

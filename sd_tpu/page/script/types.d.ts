@@ -216,10 +216,6 @@ declare global {
             arrive(): Promise<void>;
             arrived?: boolean;
         };
-        gradio_config: {
-            i18n_translations?: Record<string, Record<string, string>>;
-            components: { type: string; props: Record<string, string> }[];
-        };
     }
 }
 

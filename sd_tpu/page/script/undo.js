@@ -53,6 +53,14 @@ export function remember(form = readForm(), drawn = false) {
     keepStacks(push(state.undo, { form, run: run(), drawn }, isShown));
 }
 
+/** Forgets steps that only bring pictures back: the server has forgotten one's, so all before it. */
+export function forgetDrawn() {
+    const { past, future } = state.undo;
+    const left = (/** @type {import("./types").Snapshot[]} */ list) =>
+        list.filter(({ drawn }) => !drawn);
+    keepStacks({ past: left(past), future: left(future) });
+}
+
 /** Fills in a form that can be taken back. @param {import("./types").FormPart} form */
 export function replace(form) {
     remember();
