@@ -96,8 +96,8 @@ def add_endpoints(runs: Runs) -> None:
             seed: A whole number from 0, for a picture that can be made again; -1 draws one.
             width: In pixels; the model's own size by default.
             height: In pixels; the model's own size by default.
-            steps: More of them take longer and refine more; the model's own number by default.
-            guidance: Higher follows the prompt closer; the model's own by default, mostly 7.5.
+            steps: More steps take longer and add detail; the model's own number by default.
+            guidance: Higher follows the prompt more closely; the model's own by default.
             model: A name that `models` lists; the first of them by default.
 
         Returns:

@@ -126,7 +126,7 @@ def test_a_file_says_what_its_picture_was_on_the_way_to(loaded):
 def test_what_cannot_be_on_the_way_is_refused_in_a_sentence(loaded):
     _, engine = loaded
     for values, complaint in (
-        (dict(init_image="0" * 64), "begins with a picture"),
+        (dict(init_image="0" * 64), "cannot begin or end with a start picture"),
         (dict(share=2), "Share of the way should be from 0 to 1"),
         (dict(to_seed=-2), "Second seed should be from -1"),
     ):
