@@ -72,6 +72,9 @@ def keeps_nobody_out(tab: Page, where: str | None = None) -> None:
     dark = tab.locator("body.dark")
     tab.emulate_media(color_scheme="dark")
     expect(dark).to_have_count(1)
+    # Colours on their way from one scheme to the other are of neither.
+    tab.evaluate("""() => Promise.allSettled(document.getAnimations()
+        .filter((each) => each instanceof CSSTransition).map((each) => each.finished))""")
     assert violations(tab, where, rules=COLOURS) == []
     tab.emulate_media(color_scheme="light")
     expect(dark).to_have_count(0)  # or the next look might take this scheme for its own
