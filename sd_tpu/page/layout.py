@@ -71,9 +71,9 @@ class Texts:
     def render(self, make: Callable[[Language], str]) -> str:
         """Return the place of a text that is made in each language."""
         for language in LANGUAGES.values():
-            # As the page has it: within a text of JSON, in a script.
-            told = json.dumps(make(language), ensure_ascii=False)[1:-1].replace("<", "\\u003c")
-            self._texts[language.tag].append(told.encode())
+            # JSON's escapes, and none of HTML's tags, which could end the script that it stands in.
+            escaped = json.dumps(make(language), ensure_ascii=False)[1:-1].replace("<", "\\u003c")
+            self._texts[language.tag].append(escaped.encode())
         return f"{self._mark} {len(self._texts[ENGLISH.tag]) - 1}."
 
     def label(self, text: str, **facts: Any) -> str:
