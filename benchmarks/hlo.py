@@ -2,7 +2,8 @@
 
 XLA's own "bytes accessed" counts what stays in a core's vector memory (VMEM) like what goes to the
 chip's main memory (HBM), and a weight that is fetched ahead several times. Only HBM limits a
-program, so the two are told apart here by the memory space in each shape's layout.
+program, so the two are told apart here by the memory space in each shape's layout, and of an array
+from which a fusion cuts a part, or into which it writes one, that part alone counts.
 """
 
 import math
@@ -64,18 +65,13 @@ class Operation:
 
 def operations(text: str) -> Iterator[Operation]:
     """Yield the instructions of a compiled program, those of loops and branches once."""
+    computations = _computations(text)
     inlined = set(CALLED.findall(text))
-    computation, shapes = "", {}
-    for line in text.splitlines():
-        if begins := COMPUTATION.match(line):
-            computation, shapes = begins[1], {}
-        elif (instruction := INSTRUCTION.match(line)) and computation not in inlined:
-            name, rest = instruction.groups()
-            shape, kind, arguments, attributes = _parts(rest)
-            shapes[name] = shape
-            if kind not in MOVES_NOTHING:
-                operands = [shapes.get(operand, "") for operand in arguments]
-                yield _operation(name, computation, kind, shape, operands, attributes)
+    for name, instructions in computations.items():
+        if name not in inlined:
+            for one in instructions:
+                if one.kind not in MOVES_NOTHING:
+                    yield _operation(one, name, computations)
 
 
 def around(found: list[Operation], scope: str) -> list[Operation]:
@@ -109,27 +105,117 @@ def by_source(found: Iterator[Operation]) -> list[dict[str, str | int | float]]:
     ]
 
 
-def _operation(
-    name: str, computation: str, kind: str, shape: str, operands: list[str], attributes: str
-) -> Operation:
-    cycles = re.search(r'"estimated_cycles":"(\d+)"', attributes)
-    source = re.search(r'op_name="([^"]*)"', attributes)
-    if kind in STARTS:  # one side is HBM; a slice is as large as the smaller side
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    shape: str
+    kind: str
+    operands: list[str]
+    attributes: str
+    shapes: list[str]  # of the operands
+    is_root: bool
+
+
+Computations = dict[str, list[_Instruction]]
+
+
+def _computations(text: str) -> Computations:
+    """Read the instructions of each computation."""
+    found, current, shapes = {}, [], {}
+    for line in text.splitlines():
+        if begins := COMPUTATION.match(line):
+            current, shapes = found.setdefault(begins[1], []), {}
+        elif instruction := INSTRUCTION.match(line):
+            name, rest = instruction.groups()
+            shape, kind, operands, attributes = _parts(rest)
+            if kind == "parameter":
+                operands = re.findall(r"parameter\((\d+)\)", rest)
+            shapes[name] = shape
+            given = [shapes.get(each, "") for each in operands]
+            root = line.lstrip().startswith("ROOT")
+            current.append(_Instruction(name, shape, kind, operands, attributes, given, root))
+    return found
+
+
+def _operation(one: _Instruction, computation: str, computations: Computations) -> Operation:
+    cycles = re.search(r'"estimated_cycles":"(\d+)"', one.attributes)
+    source = re.search(r'op_name="([^"]*)"', one.attributes)
+    if one.kind in STARTS:  # one side is HBM; a slice is as large as the smaller side
         moved = min(
-            size for part in SHAPE.finditer(shape) if (size := _bytes(part)) > 4
+            size for part in SHAPE.finditer(one.shape) if (size := _bytes(part)) > 4
         )  # the rest is a semaphore
-    elif "ConcatBitcast" in attributes:  # slices that were fetched, seen as one array
+    elif "ConcatBitcast" in one.attributes:  # slices that were fetched, seen as one array
         moved = 0
     else:
-        moved = sum(
-            _bytes(part)
-            for text in (shape, *operands)
-            for part in SHAPE.finditer(text)
-            if "S(" not in (part[3] or "")
-        )
+        moved = sum(_read(one, computations)) + _written(one, computations)
     return Operation(
-        name, computation, source[1] if source else kind, moved, int(cycles[1]) if cycles else 0
+        one.name,
+        computation,
+        source[1] if source else one.kind,
+        moved,
+        int(cycles[1]) if cycles else 0,
     )
+
+
+def _read(one: _Instruction, computations: Computations) -> Iterator[int]:
+    """Yield the bytes of main memory that an instruction reads of each operand."""
+    for position, shape in enumerate(one.shapes):
+        whole = _in_main_memory(shape)
+        cut = _cut(one, position, computations) if whole else None
+        yield whole if cut is None else min(whole, cut)
+
+
+def _written(one: _Instruction, computations: Computations) -> int:
+    """Return the bytes of main memory that an instruction writes: its result, or what it puts into
+    an array that is there already."""
+    whole = _in_main_memory(one.shape)
+    root = next((each for each in _called(one, computations) if each.is_root), one)
+    return min(whole, _size(root.shapes[1])) if root.kind == "dynamic-update-slice" else whole
+
+
+def _cut(one: _Instruction, position: int, computations: Computations) -> int | None:
+    """Return the bytes that an instruction cuts from an operand, or None if it takes all of it."""
+    if one.kind in ("slice", "dynamic-slice"):
+        return _size(one.shape) if position == 0 else 0
+    if one.kind == "dynamic-update-slice" and position == 0:
+        return 0  # it is written in place
+    inside = _called(one, computations)
+    for each in inside:
+        if each.kind == "parameter" and each.operands == [str(position)]:
+            return _used(each, inside, computations)
+    return None
+
+
+def _used(one: _Instruction, inside: list[_Instruction], computations: Computations) -> int | None:
+    """Return the bytes that a fusion uses of what an instruction of it makes, or None for all."""
+    if one.is_root:
+        return None
+    total = 0
+    for each in inside:
+        for position, operand in enumerate(each.operands):
+            if operand == one.name:
+                if each.kind == "bitcast":
+                    found = _used(each, inside, computations)
+                else:
+                    found = _cut(each, position, computations)
+                if found is None:
+                    return None
+                total += found
+    return total
+
+
+def _called(one: _Instruction, computations: Computations) -> list[_Instruction]:
+    """Return the instructions of a fusion, or none."""
+    name = CALLED.search(one.attributes) if one.kind == "fusion" else None
+    return computations.get(name[1], []) if name else []
+
+
+def _in_main_memory(text: str) -> int:
+    return sum(_bytes(part) for part in SHAPE.finditer(text) if "S(" not in (part[3] or ""))
+
+
+def _size(text: str) -> int:
+    return sum(_bytes(part) for part in SHAPE.finditer(text))
 
 
 def _parts(rest: str) -> tuple[str, str, list[str], str]:

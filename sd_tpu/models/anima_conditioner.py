@@ -10,8 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from sd_tpu.checkpoint.config import AnimaConditionerConfig
 from sd_tpu.models.attention import attention
+from sd_tpu.models.heads import prepare_heads
 from sd_tpu.models.layers import RMSNorm, gelu, linear
-from sd_tpu.models.rotary import Rotation, rotate_pairs, text_rotation
+from sd_tpu.models.rotary import Rotation, text_rotation
 from sd_tpu.models.transformer_blocks import EPS
 
 THETA = 10000.0  # of the positions of both texts
@@ -121,8 +122,6 @@ class Attention(nnx.Module):
         self, x: jax.Array, by: Rotation, context: jax.Array, by_context: Rotation, keys: jax.Array
     ) -> jax.Array:
         """x [B, N, width], context [B, M, context], keys [B] of them -> like x."""
-        q = self.q_norm.by_head(self.q_proj(x), self.heads)
-        k = self.k_norm.by_head(self.k_proj(context), self.heads)
-        q = rotate_pairs(q, by, self.heads, halves=True)
-        k = rotate_pairs(k, by_context, self.heads, halves=True)
+        q = prepare_heads(self.q_proj(x), self.heads, self.q_norm, by, halves=True)
+        k = prepare_heads(self.k_proj(context), self.heads, self.k_norm, by_context, halves=True)
         return self.o_proj(attention(q, k, self.v_proj(context), self.heads, keys=keys))

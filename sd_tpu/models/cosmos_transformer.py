@@ -156,6 +156,6 @@ class Block(nnx.Module):
         own, cross, feed = (
             Modulation(*norm(condition, shared)) for norm in (self.norm1, self.norm2, self.norm3)
         )
-        x = x + own.gate * self.attn1(own.norm(x), by)
-        x = x + cross.gate * self.attn2(cross.norm(x), text)
-        return x + feed.gate * self.ff(feed.norm(x))
+        x = x + own.gated(self.attn1(own.norm(x), by))
+        x = x + cross.gated(self.attn2(cross.norm(x), text))
+        return x + feed.gated(self.ff(feed.norm(x)))

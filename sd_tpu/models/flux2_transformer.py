@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, Int, Real
 
 from sd_tpu.checkpoint.config import Flux2TransformerConfig
 from sd_tpu.checkpoint.division import TensorParallelPlan
+from sd_tpu.models.attention import attention
+from sd_tpu.models.heads import prepare_heads
 from sd_tpu.models.layers import RMSNorm, TimestepEmbedding, linear, swiglu, timestep_encoding
 from sd_tpu.models.products import by_rows
 from sd_tpu.models.rotary import Rotation, rotation
@@ -29,7 +31,6 @@ from sd_tpu.models.transformer_blocks import (
     JointAttention,
     Modulation,
     Modulations,
-    attend,
 )
 
 
@@ -174,10 +175,10 @@ class DoubleBlock(nnx.Module):
         """x [B, N, width], text [B, T, width], by [1 or B, T + N, pairs] -> like x, like text."""
         (joint, feed), (joint_text, feed_text) = of_picture, of_text
         attended, attended_text = self.attn(joint.norm(x), joint_text.norm(text), by, keys)
-        x = x + joint.gate * attended
-        x = x + feed.gate * self.ff(feed.norm(x))
-        text = text + joint_text.gate * attended_text
-        text = text + feed_text.gate * self.ff_context(feed_text.norm(text))
+        x = x + joint.gated(attended)
+        x = x + feed.gated(self.ff(feed.norm(x)))
+        text = text + joint_text.gated(attended_text)
+        text = text + feed_text.gated(self.ff_context(feed_text.norm(text)))
         return x, text
 
 
@@ -208,7 +209,7 @@ class SingleBlock(nnx.Module):
         self, x: jax.Array, modulation: Modulation, by: Rotation, keys: jax.Array | None
     ) -> jax.Array:
         """x [B, N, width], by [1 or B, N, pairs], keys [B] or None for all -> like x."""
-        return x + modulation.gate * self.attn(modulation.norm(x), by, keys)
+        return x + modulation.gated(self.attn(modulation.norm(x), by, keys))
 
 
 class ParallelAttention(nnx.Module):
@@ -229,7 +230,7 @@ class ParallelAttention(nnx.Module):
         width, heads = map(self.to_qkv_mlp_proj.share_of, (x.shape[-1], self._all_heads))
         ends = [number * width for number in (1, 2, 3)]
         q, k, v, inside = jnp.split(self.to_qkv_mlp_proj(x), ends, axis=-1)
-        q, k = self.norm_q.by_head(q, heads), self.norm_k.by_head(k, heads)
-        attended = attend(q, k, v, heads, by, keys)
+        q, k = prepare_heads(q, heads, self.norm_q, by), prepare_heads(k, heads, self.norm_k, by)
+        attended = attention(q, k, v, heads, keys=keys)
         fed = swiglu(*jnp.split(inside, 2, axis=-1))
         return self.to_out(jnp.concatenate([attended, fed], axis=-1))

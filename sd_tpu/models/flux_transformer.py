@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Real
 
 from sd_tpu.checkpoint.config import FluxTransformerConfig
 from sd_tpu.checkpoint.division import TensorParallelPlan
+from sd_tpu.models.attention import attention
 from sd_tpu.models.layers import gelu_tanh, linear, pack, unpack
 from sd_tpu.models.rotary import Rotation, rotation
 from sd_tpu.models.transformer_blocks import (
@@ -26,7 +27,6 @@ from sd_tpu.models.transformer_blocks import (
     JointTransformerBlock,
     Modulations,
     TimestepTextEmbedding,
-    attend,
 )
 
 THETA = 10_000.0  # of positions
@@ -125,6 +125,6 @@ class SingleBlock(nnx.Module):
         """x [B, N, width], condition [B, width], by [1, N, pairs] -> like x."""
         (modulation,) = self.norm(condition)
         normed = modulation.norm(x)
-        attended = attend(*self.attn.projected(normed), self.attn.heads, by)
+        attended = attention(*self.attn.projected(normed, by=by), self.attn.heads)
         fed = gelu_tanh(self.proj_mlp(normed))
-        return x + modulation.gate * self.proj_out(jnp.concatenate([attended, fed], axis=-1))
+        return x + modulation.gated(self.proj_out(jnp.concatenate([attended, fed], axis=-1)))

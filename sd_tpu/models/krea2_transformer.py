@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Real
 
 from sd_tpu.checkpoint.config import Krea2TransformerConfig
 from sd_tpu.checkpoint.division import TensorParallelPlan
+from sd_tpu.models.attention import attention
 from sd_tpu.models.layers import (
     TimestepEmbedding,
     ZeroCentredRMSNorm,
@@ -24,9 +25,9 @@ from sd_tpu.models.layers import (
     timestep_encoding,
     unpack,
 )
-from sd_tpu.models.products import by_rows
+from sd_tpu.models.products import by_rows, finished
 from sd_tpu.models.rotary import Rotation, rotation
-from sd_tpu.models.transformer_blocks import SelfAttention, attend
+from sd_tpu.models.transformer_blocks import SelfAttention
 
 PATCH = 2  # latents along a side
 
@@ -183,14 +184,15 @@ class GatedAttention(SelfAttention):
         keys: jax.Array | None = None,
         together: int = 0,
     ) -> jax.Array:
-        """x [B, N, channels], by and keys as `attend` has them -> like x.
+        """x [B, N, channels], by and keys as in `SelfAttention` -> like x.
 
         Of each `together` tokens in a row, each attends to these alone; if it is 0, to all.
         """
         q, k, v = (
-            each.reshape(-1, together or x.shape[1], each.shape[-1]) for each in self.projected(x)
+            each.reshape(-1, together or x.shape[1], each.shape[-1])
+            for each in self.projected(x, by=by)
         )
-        attended = attend(q, k, v, self.heads, by, keys).reshape(*x.shape[:2], -1)
+        attended = attention(q, k, v, self.heads, keys=keys).reshape(*x.shape[:2], -1)
         gate = nnx.sigmoid(self.to_gate(x).astype(jnp.float32)).astype(x.dtype)
         return self.to_out[0](attended * gate)
 
@@ -207,7 +209,9 @@ class FeedForward(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., channels] -> the same."""
         return by_rows(
-            lambda x: self.down(swiglu(self.gate(x), self.up(x))), x, whole=self.gate.by_picture
+            lambda x: self.down(finished(swiglu(self.gate(x), self.up(x)))),
+            x,
+            whole=self.gate.by_picture,
         )
 
 
@@ -249,8 +253,8 @@ class Block(nnx.Module):
         table = self.scale_shift_table[...]
         made = shared.reshape(len(shared), *table.shape) + table
         scale, shift, gate, feed_scale, feed_shift, feed_gate = jnp.split(made, 6, axis=1)
-        x = x + gate * self.attn((1 + scale) * self.norm1(x) + shift, by, keys)
-        return x + feed_gate * self.ff((1 + feed_scale) * self.norm2(x) + feed_shift)
+        x = x + gate * finished(self.attn((1 + scale) * self.norm1(x) + shift, by, keys))
+        return x + feed_gate * finished(self.ff((1 + feed_scale) * self.norm2(x) + feed_shift))
 
 
 class FinalLayer(nnx.Module):

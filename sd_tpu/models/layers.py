@@ -110,20 +110,6 @@ class RMSNorm(nnx.Module):
         """Normalize x [..., C] over its last axis; keeps its dtype."""
         return rms_norm(x, self.eps, self.multiplier)
 
-    def by_head(self, x: jax.Array, heads: int) -> jax.Array:
-        """Normalize the channels of each head of x [..., heads * C]; keeps its dtype.
-
-        Sums over heads are products, as an axis of heads would be laid out anew on TPUs.
-        """
-        size = x.shape[-1] // heads
-        of_head = jnp.repeat(jnp.eye(heads, dtype=jnp.float32), size, axis=0)  # [heads * C, heads]
-        exact = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-        wide = x.astype(jnp.float32)
-        factor = lax.rsqrt(exact(jnp.square(wide), of_head) / size + self.eps)
-        return (wide * (exact(factor, of_head.T) * jnp.tile(self.multiplier, heads))).astype(
-            x.dtype
-        )
-
 
 class ZeroCentredRMSNorm(RMSNorm):
     """RMS norm whose parameters, float32 in any network, are what is added to 1."""

@@ -46,6 +46,15 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return dot_general(a, b, (((a.ndim - 1,), (b.ndim - 2,)), (lead, lead)))
 
 
+def finished(x: jax.Array) -> jax.Array:
+    """Return x, which on TPUs is there in whole before anything that uses it begins.
+
+    XLA would join a norm's sums to the product before it, and what lies between two products to the
+    second, which computes it anew for each tile of its outputs (decision 0038).
+    """
+    return lax.optimization_barrier(x) if platform() == "tpu" else x
+
+
 def by_rows(
     layer: Callable[[jax.Array], jax.Array], x: jax.Array, *, whole: bool = False
 ) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sd_tpu.models.attention import attention
+from sd_tpu.models.heads import prepare_heads
 from sd_tpu.models.layers import (
     RMSNorm,
     TimestepEmbedding,
@@ -17,8 +18,8 @@ from sd_tpu.models.layers import (
     linear,
     timestep_encoding,
 )
-from sd_tpu.models.products import by_rows
-from sd_tpu.models.rotary import Rotation, rotate_pairs
+from sd_tpu.models.products import by_rows, finished
+from sd_tpu.models.rotary import Rotation
 
 EPS = 1e-6  # of the norms of what is modulated, and of most heads
 SINUSOIDS = 256  # of a timestep, or of a guidance scale
@@ -66,6 +67,10 @@ class Modulation(NamedTuple):
         """Return the layer's input: x [B, N, width] -> like x."""
         return modulated(x, self.shift, self.scale)
 
+    def gated(self, y: jax.Array) -> jax.Array:
+        """Return what the layer's output y [B, N, width] adds to what it was given: like y."""
+        return self.gate * finished(y)
+
 
 class Modulations(nnx.Module):
     """The modulations of some layers (adaLN-Zero, Peebles and Xie 2022, arXiv:2212.09748)."""
@@ -92,34 +97,13 @@ class AdaLayerNormContinuous(nnx.Module):
         return modulated(x, shift, scale)
 
 
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    heads: int,
-    by: Rotation | None = None,
-    keys: jax.Array | None = None,
-    *,
-    halves: bool = False,
-) -> jax.Array:
-    """Attend after turning q and k [B, N, heads * size] by their positions, if `by` says how.
-
-    Which channels are pairs `halves` says, as in `rotate_pairs`. Everything else is as in
-    `attention`.
-    """
-    if by is not None:
-        shared = q.shape[-1] // k.shape[-1]
-        q = rotate_pairs(q, by, heads, halves=halves)
-        k = rotate_pairs(k, by, heads // shared, halves=halves)
-    return attention(q, k, v, heads, keys=keys)
-
-
 class Heads(nnx.Module):
     """Queries of tokens, keys and values of the same or of others, which have as many channels or
     `context`, in as many heads or `key_heads`; queries and keys are normed by head with `norm_eps`
     unless it is None (Henry et al. 2020, arXiv:2010.04245)."""
 
     norm: type[RMSNorm] = RMSNorm  # of queries and keys
+    halves = False  # which channels of a head turn together, as `rotate_pairs` has it
 
     def __init__(
         self,
@@ -149,14 +133,15 @@ class Heads(nnx.Module):
         return self.to_q.share_of(self._all_heads)
 
     def projected(
-        self, x: jax.Array, context: jax.Array | None = None
+        self, x: jax.Array, context: jax.Array | None = None, by: Rotation | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """x [B, N, channels], context [B, M, context] (x itself if None) -> q [B, N, channels], k
-        and v [B, M, channels], or of the heads of keys, of the heads on this chip."""
+        and v [B, M, channels], or of the heads of keys, of the heads on this chip; q and k turned
+        by their positions, if `by` [1 or B, N, pairs] says how."""
         context = x if context is None else context
         key_heads = self.to_k.share_of(self._all_key_heads)
-        q = normed_by_head(self.norm_q, self.to_q(x), self.heads)
-        k = normed_by_head(self.norm_k, self.to_k(context), key_heads)
+        q = prepare_heads(self.to_q(x), self.heads, self.norm_q, by, halves=self.halves)
+        k = prepare_heads(self.to_k(context), key_heads, self.norm_k, by, halves=self.halves)
         return q, k, self.to_v(context)
 
 
@@ -187,22 +172,14 @@ def head_norm(
     return None if eps is None else norm(size, eps, **layer)
 
 
-def normed_by_head(norm: RMSNorm | None, x: jax.Array, heads: int) -> jax.Array:
-    """x [B, N, heads * size] -> like x, itself where there is no norm."""
-    return x if norm is None else norm.by_head(x, heads)
-
-
 class SelfAttention(ProjectedHeads):
     """Attention of tokens to each other, or to those of them that count."""
-
-    halves = False  # which channels of a head turn together, as `rotate_pairs` has it
 
     def __call__(
         self, x: jax.Array, by: Rotation | None = None, keys: jax.Array | None = None
     ) -> jax.Array:
         """x [B, N, channels], keys [B] or None for all -> like x."""
-        projected = self.projected(x)
-        return self.to_out[0](attend(*projected, self.heads, by, keys, halves=self.halves))
+        return self.to_out[0](attention(*self.projected(x, by=by), self.heads, keys=keys))
 
 
 class HalvesAttention(SelfAttention):
@@ -216,7 +193,7 @@ class CrossAttention(ProjectedHeads):
 
     def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
         """x [B, N, channels], context [B, M, context] -> like x."""
-        return self.to_out[0](attend(*self.projected(x, context), self.heads))
+        return self.to_out[0](attention(*self.projected(x, context), self.heads))
 
 
 class JointAttention(ProjectedHeads):
@@ -256,16 +233,17 @@ class JointAttention(ProjectedHeads):
         projected in the last block, where nothing follows for it.
         """
         added = (
-            normed_by_head(self.norm_added_q, self.add_q_proj(text), self.heads),
-            normed_by_head(self.norm_added_k, self.add_k_proj(text), self.heads),
+            prepare_heads(self.add_q_proj(text), self.heads, self.norm_added_q),
+            prepare_heads(self.add_k_proj(text), self.heads, self.norm_added_k),
             self.add_v_proj(text),
         )
         # Sums depend on the order: as in diffusers, the text is first where positions count.
         order = 1 if by is None else -1
         first, second = (self.projected(x), added)[::order]
         q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
-        both = jnp.split(attend(q, k, v, self.heads, by, keys), [first[0].shape[1]], axis=1)
-        attended, rest = both[::order]
+        q, k = (prepare_heads(each, self.heads, by=by) for each in (q, k))
+        both = attention(q, k, v, self.heads, keys=keys)
+        attended, rest = jnp.split(both, [first[0].shape[1]], axis=1)[::order]
         if hasattr(self, "to_add_out"):
             rest = self.to_add_out(rest)
         return self.to_out[0](attended), rest
@@ -361,10 +339,10 @@ class JointTransformerBlock(nnx.Module):
         else:
             joint_text, feed_text = self.norm1_context(condition)
             attended, attended_text = self.attn(joint.norm(x), joint_text.norm(text), by)
-            text = text + joint_text.gate * attended_text
-            text = text + feed_text.gate * self.ff_context(feed_text.norm(text))
-        change = joint.gate * attended
+            text = text + joint_text.gated(attended_text)
+            text = text + feed_text.gated(self.ff_context(feed_text.norm(text)))
+        change = joint.gated(attended)
         for alone in dual:
-            change += alone.gate * self.attn2(alone.norm(x))
+            change += alone.gated(self.attn2(alone.norm(x)))
         x = x + change
-        return x + feed.gate * self.ff(feed.norm(x)), text
+        return x + feed.gated(self.ff(feed.norm(x))), text

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Real
 from sd_tpu.checkpoint.config import ZImageTransformerConfig
 from sd_tpu.checkpoint.division import TensorParallelPlan
 from sd_tpu.models.layers import RMSNorm, linear, swiglu, timestep_encoding
-from sd_tpu.models.products import by_rows
+from sd_tpu.models.products import by_rows, finished
 from sd_tpu.models.rotary import Rotation, rotation
 from sd_tpu.models.transformer_blocks import SelfAttention, modulated
 
@@ -206,9 +206,9 @@ class Block(nnx.Module):
         """x [B, N, dim], keys [B] of those to attend to, condition [B, condition_dim] -> like x."""
         scale, gate, feed_scale, feed_gate = self._modulation(condition)
         attended = self.attention(scale * self.attention_norm1(x), by, keys)
-        x = x + gate * self.attention_norm2(attended)
+        x = x + gate * self.attention_norm2(finished(attended))
         fed = self.feed_forward(feed_scale * self.ffn_norm1(x))
-        return x + feed_gate * self.ffn_norm2(fed)
+        return x + feed_gate * self.ffn_norm2(finished(fed))
 
     def _modulation(self, condition: jax.Array | None) -> tuple[jax.Array | int, ...]:
         """Return scale and gate of attention and of the feed-forward layer, each [B, 1, dim]."""
@@ -231,7 +231,7 @@ class FeedForward(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., channels] -> the same."""
         return by_rows(
-            lambda x: self.w2(swiglu(self.w1(x), self.w3(x))), x, whole=self.w1.by_picture
+            lambda x: self.w2(finished(swiglu(self.w1(x), self.w3(x)))), x, whole=self.w1.by_picture
         )
 
 

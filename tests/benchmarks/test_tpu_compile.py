@@ -39,6 +39,48 @@ def test_traffic_counts_main_memory_and_padding_alone():
     assert fetched.hbm_bytes == 64 * 128 * 2
 
 
+CUTTING = """\
+%as_it_is (p: f32[64,256]) -> f32[64,256] {
+  %p = f32[64,256]{1,0:T(8,128)} parameter(0)
+  ROOT %same = f32[64,256]{1,0:T(8,128)} bitcast(%p)
+}
+
+%first_rows (q: f32[64,256]) -> f32[8,256] {
+  %q = f32[64,256]{1,0:T(8,128)} parameter(0)
+  ROOT %rows = f32[8,256]{1,0:T(8,128)} slice(%q), slice={[0:8], [0:256]}
+}
+
+%cut (a: f32[64,256], b: f32[64,256]) -> f32[8,256] {
+  %b = f32[64,256]{1,0:T(8,128)} parameter(1)
+  %a = f32[64,256]{1,0:T(8,128)} parameter(0)
+  %seen = f32[64,256]{1,0:T(8,128)} bitcast(%a)
+  %some = f32[8,256]{1,0:T(8,128)} fusion(%seen), kind=kLoop, calls=%first_rows
+  %all = f32[64,256]{1,0:T(8,128)} fusion(%b), kind=kLoop, calls=%as_it_is
+  ROOT %product = f32[8,256]{1,0:T(8,128)S(1)} dot(%some, %all)
+}
+
+%put (array: f32[64,256], rows: f32[8,256]) -> f32[64,256] {
+  %array = f32[64,256]{1,0:T(8,128)} parameter(0)
+  %rows = f32[8,256]{1,0:T(8,128)S(1)} parameter(1)
+  ROOT %new = f32[64,256]{1,0:T(8,128)} dynamic-update-slice(%array, %rows, %zero, %zero)
+}
+
+%main (x: f32[64,256], y: f32[64,256]) -> f32[64,256] {
+  %x = f32[64,256]{1,0:T(8,128)} parameter(0)
+  %y = f32[64,256]{1,0:T(8,128)} parameter(1)
+  %near = f32[8,256]{1,0:T(8,128)S(1)} fusion(%x, %y), kind=kOutput, calls=%cut
+  ROOT %written = f32[64,256]{1,0:T(8,128)} fusion(%x, %near), kind=kLoop, calls=%put
+}
+"""
+
+
+def test_of_what_a_fusion_cuts_or_writes_in_place_only_that_part_counts():
+    rows, array = 8 * 256 * 4, 64 * 256 * 4
+    product, written = hlo.operations(CUTTING)
+    assert (product.name, product.hbm_bytes) == ("near", rows + array)
+    assert (written.name, written.hbm_bytes) == ("written", rows)
+
+
 def test_operations_are_added_up_by_source():
     first, second = hlo.by_source(hlo.operations(PROGRAM + PROGRAM.replace("%near", "%near.2")))
     assert (first["operation"], first["count"], first["million cycles"]) == ("near", 2, 140e-6)
