@@ -29,6 +29,7 @@ BITS = {
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
+KERNEL_FLOPS = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 STARTS = ("copy-start", "slice-start", "async-start")
 # These name or wait for what another instruction moves.
@@ -56,6 +57,7 @@ class Operation:
     path: str  # of the JAX functions it comes from, or its kind
     hbm_bytes: int  # to and from the chip's main memory
     cycles: int  # the compiler's estimate; it makes none for Pallas kernels
+    kernel_flops: int = 0  # of a Pallas kernel, by its own estimate
 
     @property
     def source(self) -> str:
@@ -148,12 +150,14 @@ def _operation(one: _Instruction, computation: str, computations: Computations) 
         moved = 0
     else:
         moved = sum(_read(one, computations)) + _written(one, computations)
+    flops = KERNEL_FLOPS.search(one.attributes) if one.kind == "custom-call" else None
     return Operation(
         one.name,
         computation,
         source[1] if source else one.kind,
         moved,
         int(cycles[1]) if cycles else 0,
+        int(flops[1]) if flops else 0,
     )
 
 

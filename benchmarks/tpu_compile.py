@@ -10,7 +10,7 @@ measured times:
 - HBM and cycles of advance are those of an exact step. XLA's own counts (GFLOP, accessed, estimate)
   have what is done once for many steps as well.
 - "cycles" adds up what the compiler expects of each operation, without Pallas kernels, for which it
-  expects nothing.
+  expects nothing; "kernels" is their arithmetic by their own estimates.
 - "old Flax" is what the guide ran, of diffusers 0.35.2: one guided evaluation of its UNet, without
   the scheduler, and its decoder. It has no kernels, so its attention is among its cycles.
 """
@@ -131,6 +131,7 @@ class Compiled:
     temporary: float = 0  # bytes
     resident: float = 0  # bytes of arguments, among them the weights
     cycles: float = 0
+    kernel_flops: float = 0  # which the cycles leave out
     estimate: float = 0  # seconds
     replicas: int = 0
     operations: tuple[dict, ...] = ()
@@ -407,6 +408,7 @@ def _compile(program: str, lower: Callable[[], jax.stages.Lowered], replicas: in
         temporary=memory.temp_size_in_bytes,
         resident=memory.argument_size_in_bytes,
         cycles=sum(one.cycles for one in found),
+        kernel_flops=sum(one.kernel_flops for one in found),
         estimate=cost.get("optimal_seconds", 0),
         replicas=replicas,
         operations=tuple(hlo.by_source(found)),
@@ -424,6 +426,7 @@ def _row(chip: Chip, one: Compiled) -> dict[str, Any]:
         "temporary MB": one.temporary / 1e6,
         "arguments MB": one.resident / 1e6,
         "cycles M": one.cycles / 1e6,
+        "kernels GFLOP": one.kernel_flops / 1e9,
         "estimate s": one.estimate if chip.estimates and one.fits == "yes" else None,
         "roofline s": _roofline(chip, one),
     }

@@ -81,6 +81,16 @@ def test_of_what_a_fusion_cuts_or_writes_in_place_only_that_part_counts():
     assert (written.name, written.hbm_bytes) == ("written", rows)
 
 
+def test_a_kernels_arithmetic_is_by_its_own_estimate():
+    line = (
+        "  %attended = f32[8,128]{1,0:T(8,128)} custom-call(%q), "
+        'custom_call_target="tpu_custom_call", backend_config={"custom_call_config":'
+        '{"cost_estimate":{"flops":"4096","transcendentals":"64"}}}\n'
+    )
+    (kernel,) = hlo.operations("%body (q: f32[8,128]) -> f32[8,128] {\n" + line + "}\n")
+    assert (kernel.kernel_flops, kernel.cycles) == (4096, 0)
+
+
 def test_operations_are_added_up_by_source():
     first, second = hlo.by_source(hlo.operations(PROGRAM + PROGRAM.replace("%near", "%near.2")))
     assert (first["operation"], first["count"], first["million cycles"]) == ("near", 2, 140e-6)
