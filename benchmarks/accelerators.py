@@ -28,7 +28,7 @@ from benchmarks import contestants
 from benchmarks.contestants import Figures, Workload, evaluations_of
 from benchmarks.records import Record, newest, read_all, table
 from benchmarks.report import add_rounds, parser, report
-from benchmarks.tpu_compile import CHIPS, INT8, SIDES
+from benchmarks.tpu_compile import CHIPS, SIDES, as_trained
 
 OURS, PYTORCH = "sd_tpu", "diffusers, PyTorch"
 STEP, DECODER, PICTURES, LORA = "a step", "decoder", "whole pictures", "merging a LoRA"
@@ -124,7 +124,7 @@ MEASUREMENTS = (  # the most important first
     *_both("sdxl", STEP, 1),
     *_both("klein", STEP, 1),
     *_both("zimage", STEP, 1),
-    *(Measurement(f"{model}{INT8}", STEP, 1) for model in ("klein", "zimage")),
+    *(Measurement(f"{model}-int8", STEP, 1) for model in ("klein", "zimage")),
     *_both("sd14", PICTURES, 8),
     *_both("sd14", DECODER, 4),
     *_both("klein", DECODER, 1),
@@ -191,7 +191,7 @@ def measure(one: Measurement, args: argparse.Namespace) -> None:
     jax.config.update("jax_enable_compilation_cache", False)  # to see what compiling takes
     model, real = one.model, jax.default_backend() != "cpu"
     if not real:
-        whole = model.removesuffix(INT8)
+        whole = as_trained(model)
         model = model.replace(whole, TINY[whole])
     load = Workload(
         model,
@@ -234,7 +234,7 @@ def report_failure(one: Measurement, args: argparse.Namespace, why: str) -> None
 
 def operations(one: Measurement) -> float:
     """Return the operations of all pictures of a measurement; 0 where nobody counts them."""
-    of = OPERATIONS.get(one.model.removesuffix(INT8))
+    of = OPERATIONS.get(as_trained(one.model))
     if of is None or one.part == LORA:
         return 0
     rows = evaluations_of(one.model, one.pictures)

@@ -103,6 +103,8 @@ SIDES = {
     "zimage-int8": 1024,
     "klein-int8": 1024,
     "krea2-int8": 1024,
+    "zimage-w8a8": 1024,
+    "klein-w8a8": 1024,
     "tiny": 32,
     "tinyxl": 32,
     "tiny3": 32,
@@ -113,7 +115,7 @@ SIDES = {
 }
 
 
-INT8 = "-int8"  # behind a model's name: with weights of int8
+WEIGHTS = ("int8", "w8a8")  # behind a model's name and a hyphen: what its weights are read as
 # With three of its blocks, at full width: a step is compiled in minutes.
 SHORT = "klein-short"
 GUIDANCE = 7.5  # of models that say nothing
@@ -303,14 +305,20 @@ def built(model: str, dtype: Any = jnp.bfloat16) -> tuple[FamilyModel, Params, f
         configs = {**configs, "transformer": {**configs["transformer"], **blocks}}
     family = find_family(configs["model_index"])
     network, params = family.build(configs, dtype)
-    if model.endswith(INT8):
-        network, params = network.in_int8(params)
+    if (weights := model.rpartition("-")[2]) in WEIGHTS:
+        network, params = network.in_int8(params, weights)
     scale = network.cfg_scale(family.defaults(configs).get("guidance", GUIDANCE))
     return network, params, scale
 
 
+def as_trained(model: str) -> str:
+    """Return the name of a model of SIDES without what its weights are read as."""
+    name, _, weights = model.rpartition("-")
+    return name if weights in WEIGHTS else model
+
+
 def _configs(model: str) -> dict[str, dict[str, Any]]:
-    return MODELS["klein" if model == SHORT else model.removesuffix(INT8)]
+    return MODELS["klein" if model == SHORT else as_trained(model)]
 
 
 def training_step(

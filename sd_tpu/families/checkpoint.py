@@ -137,7 +137,8 @@ class Checkpoint:
             safety_checker: read the checkpoint's, if it brings one.
             t5: read Stable Diffusion 3's third text encoder, if the checkpoint brings it.
             weights: "int8" has the dense layers of transformers and language models rounded to it
-                while they are read, of families that say so; by default they are of `dtype`.
+                while they are read, of families that say so, and "w8a8" the transformer's tokens,
+                too, where it draws; by default they are of `dtype`.
             parts: files of the text encoders and the autoencoder, of a file that holds a
                 transformer alone.
             tensor_parallel: chips of a replica, over which transformers and language models are
@@ -153,7 +154,7 @@ class Checkpoint:
             dtype=dtype,
             token_downsampling=token_downsampling,
             decoder=decoder,
-            int8=weights == "int8",
+            weights=weights,
             tensor_parallel=tensor_parallel,
             scheduler={name: value for name, value in overrides.items() if value is not None},
         )
@@ -247,7 +248,7 @@ class Checkpoint:
         dtype,
         decoder: TinyDecoder | None,
         scheduler: dict[str, Any],
-        int8: bool,
+        weights: str | None,
         tensor_parallel: int,
         beside: tuple[Path, ...] = (),
         **options: int,
@@ -268,8 +269,8 @@ class Checkpoint:
             configs, dtype, previewer=decoder.part if decoder else "", **options
         )
         _check_vocabularies(source, family, tokenizers, configs)
-        if int8:
-            model, expected = model.in_int8(expected)
+        if weights:
+            model, expected = model.in_int8(expected, weights)
         divisions = model.divisions(expected, tensor_parallel)
         parameters = Parameters(source, expected, divisions, stored, decoder, beside)
         return cls(model, tokenizers, configs, card, parameters)
@@ -285,7 +286,7 @@ class Checkpoint:
         Raises:
             CheckpointError: parts of the model were not read, or were rounded to int8.
         """
-        if self.model.int8:
+        if self.model.weights:
             raise CheckpointError("A model whose weights were rounded to int8 is not written.")
         if not self.model.whole:
             raise CheckpointError(

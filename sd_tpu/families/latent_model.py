@@ -47,7 +47,7 @@ class LatentModel:
     token_downsampling: int = 1  # of a UNet's keys and values; 1 is exact, and all that others have
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
-    int8: bool = False  # whether the kernels of dense layers in `rounded` are int8
+    weights: str = ""  # "int8" or "w8a8" where dense layers in `rounded` are so
     # Layers of the denoiser beside which each slot brings factors of its own, and their rank.
     adapter_layers: Mapping[str, Layer] = dataclasses.field(default_factory=dict, hash=False)
     adapter_rank: int = 0
@@ -190,22 +190,27 @@ class LatentModel:
         graphs: dict[str, Any] = {module: graph for module, (graph, _) in parts.items()}
         return cls(**graphs, **fields), {module: shapes for module, (_, shapes) in parts.items()}
 
-    def in_int8(self, params: Params) -> tuple[Self, Params]:
+    def in_int8(self, params: Params, weights: str = "int8") -> tuple[Self, Params]:
         """Return the model with kernels of int8 in the dense layers of `rounded`.
 
         Args:
             params: the shapes of its parameters.
+            weights: "int8", or "w8a8" to have the denoiser multiply its tokens as int8, too.
 
         Returns:
             The model, and the shapes of its parameters.
         """
         parts = {
-            part: in_int8(getattr(self, part), params[part])
+            part: in_int8(
+                getattr(self, part),
+                params[part],
+                tokens=weights == "w8a8" and part == self.denoiser,
+            )
             for part in self.rounded
             if part in params
         }
         graphs: dict[str, Any] = {part: graph for part, (graph, _) in parts.items()}
-        model = dataclasses.replace(self, int8=bool(parts), **graphs)
+        model = dataclasses.replace(self, weights=weights if parts else "", **graphs)
         return model, params | {part: shapes for part, (_, shapes) in parts.items()}
 
     @property

@@ -49,7 +49,8 @@ class AdaptedLinear(Linear):
 
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
         """[..., inputs] -> [..., outputs]."""
-        if self.by_picture and inputs.ndim > 2 and platform() == "tpu":
+        in_one = self.by_picture and not self.rounds_tokens
+        if in_one and inputs.ndim > 2 and platform() == "tpu":
             return self._in_one(inputs)
         return super().__call__(inputs, out_sharding) + self._beside(inputs)
 

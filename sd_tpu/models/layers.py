@@ -135,7 +135,8 @@ def _kernel_init(rngs: nnx.Rngs) -> nnx.Initializer:
 
 
 class Linear(nnx.Linear):
-    """A dense layer in one dtype, whose kernel may be int8 with a scale for each output.
+    """A dense layer in one dtype, whose kernel may be int8 with a scale for each output, and its
+    inputs as well.
 
     In a program over a mesh, a chip may have a share of the columns, whose outputs it computes; or
     of the rows, for a share of the inputs, where the chips add up what they computed.
@@ -143,9 +144,12 @@ class Linear(nnx.Linear):
 
     kernel_scale: nnx.Param | None
     by_picture = False  # whether it takes pictures apart, by the first axis of its inputs
+    rounds_tokens = False  # whether it multiplies tokens as int8
 
-    def to_int8(self) -> None:
-        """Take a kernel of int8; an abstract layer alone, as nothing is computed."""
+    def to_int8(self, *, tokens: bool = False) -> None:
+        """Take a kernel of int8, and round `tokens` to it; an abstract layer alone, as nothing is
+        computed."""
+        self.rounds_tokens = tokens
         shape = self.in_features, self.out_features
         self.kernel = nnx.Param(jax.ShapeDtypeStruct(shape, jnp.int8))
         self.kernel_scale = nnx.Param(jax.ShapeDtypeStruct(shape[1:], jnp.float32))
@@ -172,11 +176,26 @@ class Linear(nnx.Linear):
         return self.kernel[...].shape[0] < self.in_features
 
     def _product(self, x: jax.Array) -> jax.Array:
-        y = jnp.matmul(x, self.kernel[...].astype(x.dtype), preferred_element_type=jnp.float32)
-        return y if self.kernel_scale is None else y * self.kernel_scale[...]
+        kernel, product = self.kernel[...], partial(jnp.matmul, preferred_element_type=jnp.float32)
+        if self.kernel_scale is None:
+            return product(x, kernel)
+        if self.rounds_tokens and x.ndim > 2:  # what there is once for a picture costs nothing
+            multiples, steps = _rounded(x)
+            y = jnp.matmul(multiples, kernel, preferred_element_type=jnp.int32) * steps
+        else:
+            y = product(x, kernel.astype(x.dtype))
+        return y * self.kernel_scale[...]
 
     def _added_up(self, y: jax.Array) -> jax.Array:
         return lax.psum(y, MODEL) if self._has_rows_elsewhere else y
+
+
+def _rounded(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Round rows of x [..., N] to multiples of a 127th of their largest: int8 like x, and what they
+    are multiples of, float32 [..., 1]."""
+    wide = x.astype(jnp.float32)
+    steps = jnp.max(jnp.abs(wide), axis=-1, keepdims=True) / 127
+    return jnp.rint(wide / jnp.where(steps, steps, 1)).astype(jnp.int8), steps
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rngs) -> Linear:
@@ -195,16 +214,18 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, dtype, rngs: nnx.Rng
     return layer
 
 
-def in_int8(graph: nnx.GraphDef, shapes: Params) -> tuple[nnx.GraphDef, Params]:
+def in_int8(
+    graph: nnx.GraphDef, shapes: Params, *, tokens: bool = False
+) -> tuple[nnx.GraphDef, Params]:
     """Return a network whose dense layers have kernels of int8, and the shapes of its parameters.
 
     Nothing is computed: `sd_tpu.checkpoint.weights` rounds what it reads for such shapes
-    (decision 0030).
+    (decision 0030). With `tokens` these are rounded before each layer too (decision 0039).
     """
     network = nnx.merge(graph, shapes)
     for _, layer in nnx.iter_modules(network):
         if isinstance(layer, Linear):
-            layer.to_int8()
+            layer.to_int8(tokens=tokens)
     return nnx.graphdef(network), nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
 

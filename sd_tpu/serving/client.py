@@ -357,7 +357,7 @@ class EngineClient(abc.ABC):
             model_hash=self.catalog.hash(request.common.model),
             token_downsampling=checkpoint.model.token_downsampling,
             vae=decoder.name if decoder and decoder.pictures else "",
-            weights="int8" if checkpoint.model.int8 else "",
+            weights=checkpoint.model.weights,
             first_size=first_size,
             lora_hashes=self.adapters.hashes(
                 *(text for picture in drawn for text in (picture.prompt, picture.negative_prompt))
@@ -504,7 +504,7 @@ def open_models(
         parts=[*text_encoders, *([vae] if vae else [])],
     )
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
-    if weights and not (first.model.int8 or models):
+    if weights and not (first.model.weights or models):
         raise ValueError(
             f"Weights in {weights} are for models with a transformer, such as FLUX.2 klein or "
             f"Z-Image; {first.card.name} has none."

@@ -44,10 +44,9 @@ def check_teachable(checkpoint: Checkpoint, name: str, *, text_encoders: bool) -
             "made from, and use the LoRA with either.",
             name=name,
         )
-    if model.int8:
+    if model.weights:
         raise RequestError(
-            "{name} was read in int8, which cannot be taught: read it without --weights int8.",
-            name=name,
+            "{name} was read in int8, which cannot be taught: read it without --weights.", name=name
         )
     if checkpoint.parameters.is_divided:
         raise RequestError(

@@ -1,10 +1,11 @@
-"""Weights that are rounded to int8 while they are read."""
+"""Weights that are rounded to int8 while they are read, and tokens before products of them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from sd_tpu.checkpoint import weights
 from sd_tpu.checkpoint.config import CheckpointError
 from sd_tpu.families.checkpoint import Checkpoint
+from sd_tpu.models.layers import Linear, linear
 from sd_tpu.request import Request
 from sd_tpu.serving.client import open_models
 from sd_tpu.serving.engine import Engine
@@ -21,6 +23,7 @@ from tests.support.parity import relative
 from tests.support.pictures import SIDE
 
 ASKED = dict(prompts=["a cat", "a fox"], seed=3, steps=4, guidance=1.0)
+KINDS = (None, "int8", "w8a8")
 NEAR = 1.0  # of 255, that pictures of a tiny random model differ by on average
 
 
@@ -47,11 +50,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engines(folder):
-    """Engines with the model as it is and in int8, by their weights."""
+    """Engines with the model as it is, in int8 and with tokens in int8 too, by their weights."""
     options = dict(devices=1, size=(SIDE, SIDE), lora_dir=folder / "loras")
-    found = {
-        kind: Engine.open(folder / "model", weights=kind, **options) for kind in (None, "int8")
-    }
+    found = {kind: Engine.open(folder / "model", weights=kind, **options) for kind in KINDS}
     yield found
     for engine in found.values():
         engine.close()
@@ -68,6 +69,38 @@ def test_a_kernel_is_rounded_to_the_nearest_multiple(kernel):
     assert multiples.dtype == np.int8 and scale.dtype == np.float32
     error = np.abs(multiples * scale - kernel)
     assert (error <= 0.501 * scale + 1e-6 * np.abs(kernel)).all()
+
+
+def test_tokens_are_multiplied_as_int8_and_single_rows_are_not():
+    random = np.random.default_rng(0)
+    kernel = random.standard_normal((64, 8)).astype(np.float32)
+    tokens = (random.standard_normal((2, 3, 64)) * [[[1], [0], [50]]]).astype(np.float32)
+    multiples, scale = weights.to_int8(kernel)
+    layer = linear(64, 8, bias=False, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    layer.to_int8(tokens=True)
+    nnx.update(layer, {"kernel": jnp.asarray(multiples), weights.SCALE: jnp.asarray(scale)})
+    steps = np.abs(tokens).max(-1, keepdims=True) / 127
+    rounded = np.rint(tokens / np.where(steps, steps, 1)) * steps
+    found = layer(jnp.asarray(tokens))
+    assert relative(found, rounded.astype(np.float64) @ (multiples * scale)) <= 1e-6
+    assert 1e-3 < relative(found, tokens @ (multiples * scale)) < 2e-2
+    single = layer(jnp.asarray(tokens[:, 0]))
+    assert relative(single, tokens[:, 0] @ (multiples * scale)) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", ["int8", "w8a8"])
+def test_only_the_denoiser_rounds_tokens(engines, kind):
+    model = engines[kind].checkpoint.model
+    rounds = {
+        part: {
+            layer.rounds_tokens
+            for _, layer in nnx.iter_modules(nnx.merge(getattr(model, part), shapes))
+            if isinstance(layer, Linear)
+        }
+        for part, shapes in engines[kind].checkpoint.parameters.shapes.items()
+        if part in model.rounded
+    }
+    assert rounds == {"transformer": {kind == "w8a8"}, "text_encoder_2": {False}}
 
 
 @pytest.mark.slow("compiles networks three times")
@@ -113,11 +146,14 @@ def test_networks_give_what_they_would_of_the_rounded_numbers(tmp_path):
             assert not np.allclose(theirs, plain)
 
 
-@pytest.mark.slow("compiles both")
+@pytest.mark.slow("compiles all three")
 def test_pictures_are_near_those_of_the_model_as_it_is(engines):
-    exact, rounded = (drawn(engines[kind]) for kind in (None, "int8"))
-    for ours, theirs in zip(rounded, exact, strict=True):
-        assert 0 < np.abs(ours - theirs).mean() < NEAR
+    found = {kind: drawn(engine) for kind, engine in engines.items()}
+    away = [
+        np.mean([np.abs(a - b).mean() for a, b in zip(found[kind], found[None], strict=True)])
+        for kind in KINDS[1:]
+    ]
+    assert 0 < away[0] < away[1] < NEAR
 
 
 def test_t5_is_rounded_with_the_transformer_it_writes_for(engines):
@@ -127,14 +163,15 @@ def test_t5_is_rounded_with_the_transformer_it_writes_for(engines):
 
 
 @pytest.mark.slow("compiles programs with factors")
-def test_a_lora_lies_beside_int8(engines):
+@pytest.mark.parametrize("kind", ["int8", "w8a8"])
+def test_a_lora_lies_beside_int8(engines, kind):
     prompts = ["a cat <lora:odd:2>"]
-    without = drawn(engines["int8"], prompts=["a cat"])[0]
-    exact, rounded = (drawn(engines[kind], prompts=prompts)[0] for kind in (None, "int8"))
+    without = drawn(engines[kind], prompts=["a cat"])[0]
+    exact, rounded = (drawn(engines[each], prompts=prompts)[0] for each in (None, kind))
     assert np.abs(rounded - exact).mean() < NEAR < np.abs(rounded - without).mean()
-    assert np.array_equal(drawn(engines["int8"], prompts=["a cat"])[0], without)
-    int8 = engines["int8"]
-    assert {*int8.worker.weights.names(0)} == {int8.weights, int8.texts}
+    assert np.array_equal(drawn(engines[kind], prompts=["a cat"])[0], without)
+    engine = engines[kind]
+    assert {*engine.worker.weights.names(0)} == {engine.weights, engine.texts}
 
 
 def test_they_take_a_quarter_of_float32s_memory(engines):
@@ -152,9 +189,10 @@ def weights_of(engine, part):
 
 
 def test_files_say_so(engines):
-    for kind, said in ((None, False), ("int8", True)):
-        request = Request.check(ASKED, engines[kind].catalog)
-        assert ("Weights: int8" in engines[kind].parameters(request)) == said
+    for kind, engine in engines.items():
+        request = Request.check(ASKED, engine.catalog)
+        written = engine.parameters(request)
+        assert f"Weights: {kind}" in written if kind else "Weights" not in written
 
 
 def test_a_model_without_a_transformer_is_refused(checkpoints):

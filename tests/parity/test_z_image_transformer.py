@@ -151,25 +151,3 @@ def test_rotations_are_those_of_diffusers(theta):
     # Of angles of up to 1000 float32 keeps steps of 6e-5; few are rounded to another one.
     assert differences.max() < 1e-4
     assert (differences > 3e-7).mean() < 1e-3
-
-
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("halves", [False, True])
-def test_pairs_of_channels_turn_in_float32(monkeypatch, platform, dtype, halves):
-    monkeypatch.setattr(rotary, "platform", lambda: platform)
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((2, 5, 3 * 8)), dtype)
-    by = rotary.rotation(jnp.asarray(rng.integers(0, 1000, (2, 5, 2))), [2, 6], 100.0)
-    pairs = np.asarray(x, np.float64).reshape(2, 5, 3, *((2, 4) if halves else (4, 2)))
-    pairs = pairs.swapaxes(3, 4) if halves else pairs
-    angles = np.asarray(by.cos, np.float64) + 1j * np.asarray(by.sin, np.float64)
-    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * angles[:, :, None]
-    expected = np.stack([turned.real, turned.imag], axis=3 if halves else 4)
-    expected = jnp.asarray(expected.reshape(x.shape), dtype)
-    found = rotary.rotate_pairs(x, by, 3, halves=halves)
-    assert found.dtype == dtype
-    tolerance = 1e-6 if dtype == jnp.float32 else 0  # bfloat16 rounds the same in all but ties
-    np.testing.assert_allclose(
-        np.asarray(found, np.float64), np.asarray(expected, np.float64), atol=tolerance
-    )
