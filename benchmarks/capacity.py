@@ -31,7 +31,7 @@ from sd_tpu.serving.plan import Batch, Compiled, Plan, Prompt, Report, TextEncod
 from sd_tpu.serving.scheduler import Limits, Scheduler
 
 CHIP, CHIPS = "v5e-8", 8  # of a host
-CLOCK = 197e12 / (4 * 128 * 128 * 2)  # Hz: peak over what four matrix units do in a cycle
+CLOCK = tpu_compile.CHIPS[CHIP].clock
 MODELS = {"SD 1.5, 512x512": "sd14", "SDXL, 1024x1024": "sdxl"}  # 1.4 and 1.5 are one architecture
 PRICE = 1.20  # dollars an hour and chip: the list price on demand (cloud.google.com/tpu/pricing)
 LOADS = (0.5, 0.8, 0.95)

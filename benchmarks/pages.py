@@ -117,6 +117,7 @@ def tpu(records: Sequence[Record]) -> str:
         (row["model"], row["chip"]): row["s, 50 steps"]
         for record in bounds
         for row in record.by_column()
+        if tpu_compile.as_trained(row["model"]) not in tpu_compile.DISTILLED_STEPS
     }
     rows = []
     for model, chip in cases:
@@ -152,6 +153,14 @@ def tpu(records: Sequence[Record]) -> str:
         _table(rows),
         "MLPerf 4.1 published, for SDXL offline in Flax, 0.44 samples a second and chip on v5e and "
         "1.36 on v6e.",
+        "## Distilled transformers on paper, beside MaxDiffusion",
+        "One picture of 1024x1024 a device: the compiler's cycles over the clock, for encoding, "
+        "all steps and decoding, and attention's kernels at the chip's peak, which none reaches, "
+        "without what the host does. The share of the peak is that of what is beside kernels. "
+        "MaxDiffusion's cycles are its networks' by the same compiler; its seconds are what its "
+        "authors measured, eight pictures of Z-Image on v6e-8, and a fourth of four of FLUX.2 "
+        "klein on one chip.",
+        _table(list(_beside_maxdiffusion(found))),
         "## Capacity of hosts of v5e-8, simulated",
         "The scheduler itself, on devices that take the compiler's cycles, at list price, under "
         "80% of the load that it can carry; pictures of 20 guided steps; seconds.",
@@ -166,6 +175,41 @@ def tpu(records: Sequence[Record]) -> str:
         ),
         *_accelerators(records, tpu=True),
     )
+
+
+def _beside_maxdiffusion(found: dict[tuple, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each distilled transformer and chip whose programs were all compiled."""
+    for model, chip, images, program in sorted(found):
+        trained, on = tpu_compile.as_trained(model), tpu_compile.CHIPS[chip]
+        rows = {each: found.get((model, chip, 1, each)) for each in tpu_compile.PROGRAMS}
+        if (images, program) != (1, "advance") or trained not in tpu_compile.DISTILLED_STEPS:
+            continue
+        steps, step = tpu_compile.DISTILLED_STEPS[trained], rows["advance"]
+        of_kernels = step.get("kernels GFLOP")
+        if of_kernels is None:  # of a program with products in place of kernels
+            continue
+        theirs, case = tpu_compile.MAXDIFFUSION.get((trained, chip)), (trained, chip)
+        flops = 1e9 * (step["GFLOP"] - of_kernels)
+        times = {"encode": 1, "advance": steps, "decode": 1}
+        seconds = [times[each] * _seconds(row, on) for each, row in rows.items() if row is not None]
+        yield {
+            "model": model,
+            "chip": chip,
+            "step, M cycles": step["cycles M"],
+            "MaxDiffusion's": theirs,
+            "ours / theirs": step["cycles M"] / theirs if theirs else None,
+            "share of the peak, %": 100 * flops / on.flops * on.clock / step["cycles M"] / 1e6,
+            "step, HBM GB": step["HBM GB"],
+            "steps": steps,
+            "a picture, s": sum(seconds) if len(seconds) == len(rows) else None,
+            "MaxDiffusion's, s": tpu_compile.MAXDIFFUSION_SECONDS.get(case),
+        }
+
+
+def _seconds(row: dict[str, Any], chip: tpu_compile.Chip) -> float:
+    """Return what a program takes on paper: its cycles, and its kernels at the chip's peak."""
+    of_kernels = row.get("kernels GFLOP") or 0
+    return row["cycles M"] * 1e6 / chip.clock + of_kernels * 1e9 / chip.flops
 
 
 def _beside(ours: dict[str, Any], old: dict[str, Any], column: str) -> str | None:

@@ -54,6 +54,16 @@ PUBLISHED = (
     "Flax pipeline); 2.33 s for four of SDXL on v5e-4, 20 steps (the sdxl_jax blog), of "
     "which each device makes one, as it does of eight here."
 )
+# Of its transformers, snapshot 7cfb8801 (2026-08), at 1024x1024: million cycles of an evaluation by
+# the same compiler (libtpu 0.0.51), kernels not counted; and what its authors published.
+MAXDIFFUSION = {
+    ("klein", "v5e-8"): 468.1,
+    ("klein", "v6e-8"): 244.4,
+    ("zimage", "v5e-8"): 659.6,
+    ("zimage", "v6e-8"): 383.7,
+}
+MAXDIFFUSION_SECONDS = {("klein", "v6e-8"): 3.65 / 4, ("zimage", "v6e-8"): 2.29}
+DISTILLED_STEPS = {"klein": 4, "schnell": 4, "zimage": 9}
 TITLE = "TPU compiler: one device"
 ROOFLINES = "TPU rooflines: the guide's eight pictures"
 PICTURES = 8  # of the guide
@@ -71,18 +81,25 @@ class Chip:
     flops: float  # a second, bf16
     bandwidth: float  # bytes a second
     memory: float  # bytes
+    units: int  # matrix units
     config: str = "default"  # how its cores make devices
     estimates: bool = False  # XLA says how long a program takes; what it says elsewhere is no time
+    side: int = 128  # of a matrix unit
+
+    @property
+    def clock(self) -> float:
+        """Cycles a second: the peak over what matrix units do in one."""
+        return self.flops / (self.units * self.side**2 * 2)
 
 
 # Google Cloud's page of each version (cloud.google.com/tpu/docs/v2 and so on). Those of v2 and v3
 # are for a chip, here halved: there a device is one of its two cores; on v4 both make one device.
 CHIPS = {
-    "v2-8": Chip("v2:2x2", "v2-8", 46e12 / 2, 700e9 / 2, 16 * 2**30 / 2, estimates=True),
-    "v3-8": Chip("v3:2x2", "v3-8", 123e12 / 2, 900e9 / 2, 32 * 2**30 / 2, estimates=True),
-    "v4-8": Chip("v4:2x2x1", "v4-8", 275e12, 1228e9, 32 * 2**30, "megacore"),
-    "v5e-8": Chip("v5e:2x4", "v5litepod-8", 197e12, 819e9, 16 * 2**30),
-    "v6e-8": Chip("v6e:2x4", "v6e-8", 918e12, 1640e9, 32 * 2**30),
+    "v2-8": Chip("v2:2x2", "v2-8", 46e12 / 2, 700e9 / 2, 16 * 2**30 / 2, 1, estimates=True),
+    "v3-8": Chip("v3:2x2", "v3-8", 123e12 / 2, 900e9 / 2, 32 * 2**30 / 2, 2, estimates=True),
+    "v4-8": Chip("v4:2x2x1", "v4-8", 275e12, 1228e9, 32 * 2**30, 8, "megacore"),
+    "v5e-8": Chip("v5e:2x4", "v5litepod-8", 197e12, 819e9, 16 * 2**30, 4),
+    "v6e-8": Chip("v6e:2x4", "v6e-8", 918e12, 1640e9, 32 * 2**30, 4, side=256),
 }
 
 

@@ -76,7 +76,8 @@ PNG_FIELDS = {  # beside those of settings
     "Size": "Width and height; with hires fix, those of the first drawing.",
     "Model hash": "The beginning of the SHA-256 of the model's file.",
     "VAE": "The tiny decoder that drew the picture.",
-    "Weights": "`int8` where the model's weights were rounded to it.",
+    "Weights": "`int8` where the model's weights were rounded to it, `w8a8` where its tokens were, "
+    "too.",
     "Lora hashes": "LoRAs by name, with the hashes of their files.",
     "Token downsampling": "The server's, if it is not 1.",
     "Hires upscale": "How many times as large the second drawing is.",

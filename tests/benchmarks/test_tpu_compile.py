@@ -112,7 +112,7 @@ def test_a_loop_is_found_by_a_scope_inside_it():
 
 
 def test_a_roofline_is_the_longer_of_flops_and_traffic():
-    chip = tpu_compile.Chip("", "", flops=1e12, bandwidth=1e9, memory=1e9)
+    chip = tpu_compile.Chip("", "", flops=1e12, bandwidth=1e9, memory=1e9, units=1)
     arithmetic = tpu_compile.Compiled("advance", "yes", flops=2e12, hbm=1e9, resident=5e8)
     memory = tpu_compile.Compiled(
         "advance", "yes", flops=1e12, hbm=3e9, resident=5e8, temporary=6e8
@@ -125,7 +125,7 @@ def test_a_roofline_is_the_longer_of_flops_and_traffic():
 
 def test_estimates_are_shown_where_xla_makes_one():
     row = partial(tpu_compile._row, one=tpu_compile.Compiled("advance", "yes", estimate=2.5))
-    chip = tpu_compile.Chip("", "", flops=1, bandwidth=1, memory=1, estimates=True)
+    chip = tpu_compile.Chip("", "", flops=1, bandwidth=1, memory=1, units=1, estimates=True)
     assert row(chip)["estimate s"] == 2.5
     assert row(dataclasses.replace(chip, estimates=False))["estimate s"] is None
     failed = tpu_compile.Compiled("advance", "no: too large")
