@@ -29,6 +29,7 @@ from benchmarks.contestants import Figures, Workload, evaluations_of
 from benchmarks.records import Record, newest, read_all, table
 from benchmarks.report import add_rounds, parser, report
 from benchmarks.tpu_compile import CHIPS, SIDES, as_trained
+from sd_tpu.checkpoint.config import WEIGHTS
 
 OURS, PYTORCH = "sd_tpu", "diffusers, PyTorch"
 STEP, DECODER, PICTURES, LORA = "a step", "decoder", "whole pictures", "merging a LoRA"
@@ -124,7 +125,11 @@ MEASUREMENTS = (  # the most important first
     *_both("sdxl", STEP, 1),
     *_both("klein", STEP, 1),
     *_both("zimage", STEP, 1),
-    *(Measurement(f"{model}-int8", STEP, 1) for model in ("klein", "zimage")),
+    *(
+        Measurement(f"{model}-{weights}", STEP, 1)
+        for weights in WEIGHTS
+        for model in ("klein", "zimage")
+    ),
     *_both("sd14", PICTURES, 8),
     *_both("sd14", DECODER, 4),
     *_both("klein", DECODER, 1),

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from benchmarks.make_checkpoint import MODELS, moments, without_parameters
 from benchmarks.report import Timing, side_by_side
-from benchmarks.tpu_compile import GUIDANCE, built
+from benchmarks.tpu_compile import GUIDANCE, as_trained, built
 from sd_tpu import BUNDLED_MODEL
 from sd_tpu.checkpoint.adapters import LowRank
 from sd_tpu.checkpoint.weights import SCALE, Params, shapes
@@ -116,7 +116,7 @@ def our_step(load: Workload) -> Figures:
         group=min(load.pictures, ACCELERATOR_GROUP),
         guided=is_guided(scale),
     )
-    configs = MODELS[load.model.removesuffix("-int8")]
+    configs = MODELS[as_trained(load.model)]
     steps = max(LONG, load.evaluations * (load.rounds + 2))  # more than are taken
     schedule = model.schedule_of(
         read_schedule(configs["scheduler"], even_sigmas=model.even_sigmas),

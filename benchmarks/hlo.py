@@ -172,8 +172,10 @@ def _read(one: _Instruction, computations: Computations) -> Iterator[int]:
 def _written(one: _Instruction, computations: Computations) -> int:
     """Return the bytes of main memory that an instruction writes: its result, or what it puts into
     an array that is there already."""
-    whole = _in_main_memory(one.shape)
-    root = next((each for each in _called(one, computations) if each.is_root), one)
+    whole, inside = _in_main_memory(one.shape), _called(one, computations)
+    root = next((each for each in inside if each.is_root), one)
+    while root.kind == "bitcast" and inside:
+        root = next(each for each in inside if each.name == root.operands[0])
     return min(whole, _size(root.shapes[1])) if root.kind == "dynamic-update-slice" else whole
 
 

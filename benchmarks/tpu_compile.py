@@ -38,6 +38,7 @@ from benchmarks.make_checkpoint import MODELS
 from benchmarks.records import Record
 from benchmarks.report import in_fresh_process, parser, report
 from sd_tpu.checkpoint import division
+from sd_tpu.checkpoint.config import WEIGHTS
 from sd_tpu.checkpoint.weights import Params
 from sd_tpu.families import FamilyModel, find_family
 from sd_tpu.runtime.mesh import mesh_of, replicas, replicated, split
@@ -94,6 +95,7 @@ class Chip:
 
 # Google Cloud's page of each version (cloud.google.com/tpu/docs/v2 and so on). Those of v2 and v3
 # are for a chip, here halved: there a device is one of its two cores; on v4 both make one device.
+# v6e is given four matrix units: with two, operations would take less than at the chip's peak.
 CHIPS = {
     "v2-8": Chip("v2:2x2", "v2-8", 46e12 / 2, 700e9 / 2, 16 * 2**30 / 2, 1, estimates=True),
     "v3-8": Chip("v3:2x2", "v3-8", 123e12 / 2, 900e9 / 2, 32 * 2**30 / 2, 2, estimates=True),
@@ -113,6 +115,11 @@ SIDES = {
     "zimage": 1024,
     "klein": 1024,
     "klein-short": 1024,
+    "zimage-short": 1024,
+    "zimage-short-int8": 1024,
+    "zimage-short-w8a8": 1024,
+    "sd35m-short": 1024,
+    "schnell-short": 1024,
     "anima": 1024,
     "krea2": 1024,
     "schnell": 1024,
@@ -127,14 +134,21 @@ SIDES = {
     "tiny3": 32,
     "tinyzimage": 32,
     "tinyzimage-int8": 32,
+    "tinyzimage-w8a8": 32,
     "tinyklein": 32,
     "tinyklein-int8": 32,
+    "tinyklein-w8a8": 32,
 }
 
 
-WEIGHTS = ("int8", "w8a8")  # behind a model's name and a hyphen: what its weights are read as
-# With three of its blocks, at full width: a step is compiled in minutes.
-SHORT = "klein-short"
+# Models with few of their blocks, at full width: a step is compiled in a minute.
+SHORT = "-short"
+FEW_BLOCKS = {
+    "klein": dict(num_layers=1, num_single_layers=2),
+    "sd35m": dict(num_layers=3, dual_attention_layers=[0, 1]),
+    "schnell": dict(num_layers=1, num_single_layers=2),
+    "zimage": dict(n_layers=2, n_refiner_layers=1),
+}
 GUIDANCE = 7.5  # of models that say nothing
 
 
@@ -317,9 +331,6 @@ def built(model: str, dtype: Any = jnp.bfloat16) -> tuple[FamilyModel, Params, f
     """Return a model of SIDES, the shapes of its parameters, and the scale of guidance that its
     pictures mostly have."""
     configs = _configs(model)
-    if model == SHORT:
-        blocks = dict(num_layers=1, num_single_layers=2)
-        configs = {**configs, "transformer": {**configs["transformer"], **blocks}}
     family = find_family(configs["model_index"])
     network, params = family.build(configs, dtype)
     if (weights := model.rpartition("-")[2]) in WEIGHTS:
@@ -335,7 +346,11 @@ def as_trained(model: str) -> str:
 
 
 def _configs(model: str) -> dict[str, dict[str, Any]]:
-    return MODELS["klein" if model == SHORT else as_trained(model)]
+    trained = as_trained(model)
+    configs = MODELS[name := trained.removesuffix(SHORT)]
+    if name == trained:
+        return configs
+    return {**configs, "transformer": {**configs["transformer"], **FEW_BLOCKS[name]}}
 
 
 def training_step(

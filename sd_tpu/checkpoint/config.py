@@ -23,6 +23,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "assets"  # where a wheel has what lies beside the package in the sources
 ASSETS = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "assets"
 BUNDLED_MODEL = ASSETS / "model"
+# How dense layers of transformers may be rounded: their weights, or what these multiply as well.
+INT8, W8A8 = WEIGHTS = "int8", "w8a8"
 
 MAX_VALUES = 100_000  # in a JSON file: the index of the largest checkpoint has a few thousand
 

@@ -94,6 +94,10 @@ class TensorParallelPlan:
             return divisions
         return undivided(shapes)
 
+    def divides(self, layer: str) -> bool:
+        """Whether a layer of this name is divided, as the large ones of blocks are."""
+        return any(re.fullmatch(pattern, layer) for pattern in (*self.columns, *self.rows))
+
     def _division(self, path: tuple, leaf: Any, chips: int) -> Division:
         *modules, last = (str(key.key) for key in path)
         name = ".".join(modules)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sd_tpu.checkpoint.config import BUNDLED_MODEL
+from sd_tpu.checkpoint.config import BUNDLED_MODEL, WEIGHTS
 from sd_tpu.checkpoint.division import CHIPS
 from sd_tpu.cli.devices import add_devices_flag, find_devices
 
@@ -100,11 +100,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--weights",
-        choices=("int8", "w8a8"),
+        choices=WEIGHTS,
         help="round the dense layers of transformers and language models to int8 while they are "
         "loaded: half of bfloat16's memory, and pictures that are not quite the same; w8a8 rounds "
-        "what the transformer multiplies by them as well: faster on TPUs from v5e on, and further "
-        "from the same",
+        "what the transformer multiplies by them as well: fewer cycles on TPUs v5e and v6e by the "
+        "compiler, slower on CPUs, and pictures less like the model's",
     )
     add(
         "--prediction-type",

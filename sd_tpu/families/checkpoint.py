@@ -16,6 +16,7 @@ from sd_tpu.checkpoint import single_file, weights
 from sd_tpu.checkpoint.card import ModelCard
 from sd_tpu.checkpoint.config import (
     BUNDLED_MODEL,
+    WEIGHTS,
     CheckpointError,
     TrainingConfig,
     is_file,
@@ -146,8 +147,10 @@ class Checkpoint:
 
         Raises:
             CheckpointError: what is wrong with the checkpoint, in one message.
-            ValueError: the downsampling is no whole number from 1.
+            ValueError: the downsampling is no whole number from 1, or there are no such weights.
         """
+        if weights not in (None, *WEIGHTS):
+            raise ValueError(f"weights={weights!r} is not one of {', '.join(WEIGHTS)}.")
         keep_compiled()
         overrides = {"prediction_type": prediction_type, "rescale_betas_zero_snr": zero_snr}
         options = dict(

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
 from sd_tpu.checkpoint.config import (
+    W8A8,
     CheckpointError,
     Config,
     Flux2VAEConfig,
@@ -47,7 +48,7 @@ class LatentModel:
     token_downsampling: int = 1  # of a UNet's keys and values; 1 is exact, and all that others have
     preview_vae: nnx.GraphDef | None = None  # a tiny autoencoder beside that of the pictures
     previewer: str = ""  # the component whose decoder draws previews, if any does
-    weights: str = ""  # "int8" or "w8a8" where dense layers in `rounded` are so
+    weights: str = ""  # one of WEIGHTS where dense layers in `rounded` are so
     # Layers of the denoiser beside which each slot brings factors of its own, and their rank.
     adapter_layers: Mapping[str, Layer] = dataclasses.field(default_factory=dict, hash=False)
     adapter_rank: int = 0
@@ -190,21 +191,19 @@ class LatentModel:
         graphs: dict[str, Any] = {module: graph for module, (graph, _) in parts.items()}
         return cls(**graphs, **fields), {module: shapes for module, (_, shapes) in parts.items()}
 
-    def in_int8(self, params: Params, weights: str = "int8") -> tuple[Self, Params]:
+    def in_int8(self, params: Params, weights: str) -> tuple[Self, Params]:
         """Return the model with kernels of int8 in the dense layers of `rounded`.
 
         Args:
             params: the shapes of its parameters.
-            weights: "int8", or "w8a8" to have the denoiser multiply its tokens as int8, too.
+            weights: one of WEIGHTS; with W8A8 the denoiser multiplies its tokens as int8, too.
 
         Returns:
             The model, and the shapes of its parameters.
         """
         parts = {
             part: in_int8(
-                getattr(self, part),
-                params[part],
-                tokens=weights == "w8a8" and part == self.denoiser,
+                getattr(self, part), params[part], tokens=weights == W8A8 and part == self.denoiser
             )
             for part in self.rounded
             if part in params

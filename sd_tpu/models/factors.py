@@ -49,8 +49,7 @@ class AdaptedLinear(Linear):
 
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
         """[..., inputs] -> [..., outputs]."""
-        in_one = self.by_picture and not self.rounds_tokens
-        if in_one and inputs.ndim > 2 and platform() == "tpu":
+        if self._joins_factors and inputs.ndim > 2 and platform() == "tpu":
             return self._in_one(inputs)
         return super().__call__(inputs, out_sharding) + self._beside(inputs)
 
@@ -62,6 +61,12 @@ class AdaptedLinear(Linear):
     def by_picture(self) -> bool:
         """Whether each picture has its own factors."""
         return self.lora_A[...].ndim > 2
+
+    @property
+    def _joins_factors(self) -> bool:
+        """Whether factors are multiplied with the kernel, which those beside rounded tokens are
+        not."""
+        return self.by_picture and not self.rounds_tokens
 
     def _beside(self, x: jax.Array) -> jax.Array:
         down, up = (each[...].astype(x.dtype) for each in (self.lora_A, self.lora_B))

@@ -12,9 +12,10 @@ from sd_tpu.models.layers import RMSNorm, rms_norm
 from sd_tpu.models.platform import platform
 from sd_tpu.models.rotary import Rotation, rotate_pairs
 
-ROWS = 256  # tokens that the kernel takes at a time
+ROWS, TILE = 256, 16  # tokens that the kernel takes at most at a time, and a multiple of them
 LANES = 128  # of a vector
-WORKING = 8 << 20  # bytes of VMEM for all but tokens and tables
+# Bytes of VMEM for the tokens and tables of a block, of which two lie there; and for the rest.
+HELD, WORKING = 5 << 20, 2 << 20
 
 
 def prepare_heads(
@@ -44,7 +45,7 @@ def prepare_heads(
         return x
     scale, eps = (None, 0.0) if norm is None else (norm.multiplier, norm.eps)
     if platform() == "tpu" and _fits(x, heads):
-        return prepared(x, scale, by, heads, eps, halves)
+        return fused(x, scale, by, heads, eps, halves)
     return plain(x, scale, by, heads, eps, halves)
 
 
@@ -52,9 +53,21 @@ def plain(
     x: jax.Array, scale: jax.Array | None, by: Rotation | None, heads: int, eps: float, halves: bool
 ) -> jax.Array:
     """Norm and turn x [B, N, heads * size] as `prepare_heads` does, left to XLA."""
-    if scale is not None:
+    if scale is not None and platform() == "tpu":
+        x = _normed_by_products(x, scale, heads, eps)
+    elif scale is not None:
         x = rms_norm(x.reshape(*x.shape[:2], heads, -1), eps, scale).reshape(x.shape)
     return x if by is None else rotate_pairs(x, by, heads, halves=halves)
+
+
+def _normed_by_products(x: jax.Array, scale: jax.Array, heads: int, eps: float) -> jax.Array:
+    """Norm heads of x [B, N, heads * size] without an axis of heads (decision 0029)."""
+    size = x.shape[-1] // heads
+    of_head = jnp.repeat(jnp.eye(heads, dtype=jnp.float32), size, axis=0)  # [heads * size, heads]
+    exact = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    wide = x.astype(jnp.float32)
+    factor = lax.rsqrt(exact(jnp.square(wide), of_head) / size + eps)
+    return (wide * (exact(factor, of_head.T) * jnp.tile(scale, heads))).astype(x.dtype)
 
 
 def _fits(x: jax.Array, heads: int) -> bool:
@@ -65,7 +78,7 @@ def _fits(x: jax.Array, heads: int) -> bool:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def prepared(
+def fused(
     x: jax.Array,
     scale: jax.Array | None,
     by: Rotation | None,
@@ -76,11 +89,13 @@ def prepared(
 ) -> jax.Array:
     """Norm and turn x [B, N, heads * size] as `prepare_heads` does, by a Pallas kernel for TPUs.
 
-    Its gradient is that of `plain`.
+    So is the gradient of turning; that of norming is by products.
     """
     batch, count, channels = x.shape
     size = channels // heads
-    width, rows = max(size, LANES), min(count, ROWS)
+    width = max(size, LANES)
+    row = 2 * channels * x.dtype.itemsize + 2 * width * 4  # bytes of it in, out and in tables
+    rows = min(count, ROWS, HELD // row // TILE * TILE)
     tokens = pl.BlockSpec((1, rows, channels), lambda b, i: (b, i, 0))
     operands, specs = [x], [tokens]
     if scale is not None:
@@ -91,7 +106,6 @@ def prepared(
         table = pl.BlockSpec((1, rows, width), lambda b, i: (0 if every else b, i, 0))
         operands += [jnp.tile(each, width // size) for each in _by_channel(by, halves)]
         specs += [table, table]
-    held = rows * (2 * channels * x.dtype.itemsize + 2 * width * 4)
     return pl.pallas_call(
         partial(_kernel, size=size, eps=None if scale is None else eps, halves=halves),
         grid=(batch, pl.cdiv(count, rows)),
@@ -100,7 +114,7 @@ def prepared(
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=2 * held + WORKING,  # what is next is loaded meanwhile
+            vmem_limit_bytes=2 * HELD + WORKING,  # what is next is loaded meanwhile
         ),
         cost_estimate=pl.CostEstimate(
             flops=10 * x.size,
@@ -111,15 +125,22 @@ def prepared(
     )(*operands)
 
 
-def _prepared_forward(x, scale, by, heads, eps, halves, interpret):
-    return prepared(x, scale, by, heads, eps, halves, interpret), (x, scale, by)
+def _fused_forward(x, scale, by, heads, eps, halves, interpret):
+    return fused(x, scale, by, heads, eps, halves, interpret), (x, scale, by)
 
 
-def _prepared_backward(heads, eps, halves, interpret, operands, gradient):
-    return jax.vjp(partial(plain, heads=heads, eps=eps, halves=halves), *operands)[1](gradient)
+def _fused_backward(heads, eps, halves, interpret, operands, gradient):
+    x, scale, by = operands
+    if by is not None:
+        back = Rotation(by.cos, -by.sin)
+        gradient = fused(gradient, None, back, heads, eps, halves, interpret)
+    if scale is None:
+        return gradient, None, None
+    _, normed = jax.vjp(lambda x, scale: _normed_by_products(x, scale, heads, eps), x, scale)
+    return *normed(gradient), None  # positions have no gradient
 
 
-prepared.defvjp(_prepared_forward, _prepared_backward)
+fused.defvjp(_fused_forward, _fused_backward)
 
 
 def _by_channel(by: Rotation, halves: bool) -> tuple[jax.Array, jax.Array]:
@@ -160,6 +181,8 @@ def _inverse(x: jax.Array, head: jax.Array, heads: int, eps: float) -> jax.Array
     """Return one over the root mean square of each channel's head: x [N, width], heads as their
     numbers [N, width] -> [N, width or 1]."""
     square = jnp.square(x)
+    if heads == 1:
+        return lax.rsqrt(jnp.mean(square, axis=-1, keepdims=True) + eps)
     means = (
         jnp.sum(jnp.where(head == number, square, 0), axis=-1, keepdims=True) * heads / x.shape[1]
         for number in range(heads)

@@ -144,11 +144,11 @@ class Linear(nnx.Linear):
 
     kernel_scale: nnx.Param | None
     by_picture = False  # whether it takes pictures apart, by the first axis of its inputs
-    rounds_tokens = False  # whether it multiplies tokens as int8
+    rounds_tokens = False  # whether it multiplies its inputs as int8
 
     def to_int8(self, *, tokens: bool = False) -> None:
-        """Take a kernel of int8, and round `tokens` to it; an abstract layer alone, as nothing is
-        computed."""
+        """Take a kernel of int8 and, with `tokens`, round inputs as well; an abstract layer alone,
+        as nothing is computed."""
         self.rounds_tokens = tokens
         shape = self.in_features, self.out_features
         self.kernel = nnx.Param(jax.ShapeDtypeStruct(shape, jnp.int8))
@@ -179,7 +179,7 @@ class Linear(nnx.Linear):
         kernel, product = self.kernel[...], partial(jnp.matmul, preferred_element_type=jnp.float32)
         if self.kernel_scale is None:
             return product(x, kernel)
-        if self.rounds_tokens and x.ndim > 2:  # what there is once for a picture costs nothing
+        if self.rounds_tokens:
             multiples, steps = _rounded(x)
             y = jnp.matmul(multiples, kernel, preferred_element_type=jnp.int32) * steps
         else:
@@ -220,12 +220,14 @@ def in_int8(
     """Return a network whose dense layers have kernels of int8, and the shapes of its parameters.
 
     Nothing is computed: `sd_tpu.checkpoint.weights` rounds what it reads for such shapes
-    (decision 0030). With `tokens` these are rounded before each layer too (decision 0039).
+    (decision 0030). With `tokens` these are rounded, too, before the large layers of blocks, which
+    are those that chips divide (decision 0039).
     """
-    network = nnx.merge(graph, shapes)
-    for _, layer in nnx.iter_modules(network):
+    network: Any = nnx.merge(graph, shapes)
+    for path, layer in nnx.iter_modules(network):
         if isinstance(layer, Linear):
-            layer.to_int8(tokens=tokens)
+            name = ".".join(map(str, path))
+            layer.to_int8(tokens=tokens and network.tensor_parallel_plan.divides(name))
     return nnx.graphdef(network), nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
 

@@ -103,7 +103,7 @@ class Heads(nnx.Module):
     unless it is None (Henry et al. 2020, arXiv:2010.04245)."""
 
     norm: type[RMSNorm] = RMSNorm  # of queries and keys
-    halves = False  # which channels of a head turn together, as `rotate_pairs` has it
+    halves: bool = False  # which channels of a head turn together, as `rotate_pairs` has it
 
     def __init__(
         self,
@@ -232,16 +232,19 @@ class JointAttention(ProjectedHeads):
         The text is first where positions count, and `keys` [B] counts from there. It is not
         projected in the last block, where nothing follows for it.
         """
+        by_text = by_picture = None
+        if by is not None:
+            ends = [text.shape[1]]
+            by_text, by_picture = map(Rotation, *(jnp.split(each, ends, axis=1) for each in by))
         added = (
-            prepare_heads(self.add_q_proj(text), self.heads, self.norm_added_q),
-            prepare_heads(self.add_k_proj(text), self.heads, self.norm_added_k),
+            prepare_heads(self.add_q_proj(text), self.heads, self.norm_added_q, by_text),
+            prepare_heads(self.add_k_proj(text), self.heads, self.norm_added_k, by_text),
             self.add_v_proj(text),
         )
         # Sums depend on the order: as in diffusers, the text is first where positions count.
         order = 1 if by is None else -1
-        first, second = (self.projected(x), added)[::order]
+        first, second = (self.projected(x, by=by_picture), added)[::order]
         q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
-        q, k = (prepare_heads(each, self.heads, by=by) for each in (q, k))
         both = attention(q, k, v, self.heads, keys=keys)
         attended, rest = jnp.split(both, [first[0].shape[1]], axis=1)[::order]
         if hasattr(self, "to_add_out"):

@@ -473,8 +473,8 @@ def open_models(
     Raises:
         CheckpointError: the model, a ControlNet or an IP-Adapter cannot be opened, or a folder
             cannot be read.
-        ValueError: the size or the downsampling is not possible, or the decoder, int8 or the number
-            of chips is for none of the models.
+        ValueError: the size, the downsampling or the weights are not possible, or the decoder, the
+            weights or the number of chips are for none of the models.
     """
     models, lora_dir, embedding_dir, wildcard_dir, styles, image_encoder = (
         expanded(path) if path else None
@@ -506,7 +506,7 @@ def open_models(
     first = Checkpoint.open(library.find(str(model)) or model, **of_first, **options)
     if weights and not (first.model.weights or models):
         raise ValueError(
-            f"Weights in {weights} are for models with a transformer, such as FLUX.2 klein or "
+            f"--weights {weights} is for models with a transformer, such as FLUX.2 klein or "
             f"Z-Image; {first.card.name} has none."
         )
     if tensor_parallel > 1 and not (first.is_divided(tensor_parallel) or models):

@@ -52,7 +52,7 @@ def test_heads_are_normed_and_turned(shape, done, dtype, halves):
     count = SHAPES[shape][1]
     expected = exact(x, scale, by, count, halves)
     by_xla = heads.plain(x, scale, by, count, EPS, halves)
-    by_kernel = heads.prepared(x, scale, by, count, EPS, halves, True)
+    by_kernel = heads.fused(x, scale, by, count, EPS, halves, True)
     # What is normed may be rounded to the other of two neighbours, once in thousands.
     bound = 1e-6 if dtype == jnp.float32 else 3e-3
     for found in (by_xla, by_kernel):
@@ -61,16 +61,19 @@ def test_heads_are_normed_and_turned(shape, done, dtype, halves):
     assert relative(by_kernel, by_xla) <= (1e-6 if dtype == jnp.float32 else 2e-4)
 
 
-def test_the_kernels_gradient_is_that_of_the_plain_form():
-    x, scale, by = operands("64", "both", jnp.float32)
+@pytest.mark.parametrize("done", DONE)
+@pytest.mark.parametrize("halves", [False, True], ids=["neighbours", "halves"])
+def test_the_kernels_gradient_is_that_of_the_plain_form(done, halves):
+    x, scale, by = operands("64", done, jnp.float32)
     toward = jnp.asarray(np.random.default_rng(1).standard_normal(x.shape), jnp.float32)
 
-    def likeness(x, scale, function, *more):
-        return jnp.sum(function(x, scale, by, 4, EPS, True, *more) * toward)
+    def likeness(operands, function, *more):
+        x, scale = operands
+        return jnp.sum(function(x, scale, by, 4, EPS, halves, *more) * toward)
 
-    gradients = jax.grad(likeness, argnums=(0, 1))
-    ours = gradients(x, scale, heads.prepared, True)
-    for found, expected in zip(ours, gradients(x, scale, heads.plain), strict=True):
+    ours = jax.grad(likeness)((x, scale), heads.fused, True)
+    theirs = jax.grad(likeness)((x, scale), heads.plain)
+    for found, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert float(jnp.abs(expected).max()) > 0.1
         assert relative(found, expected) <= 1e-5
 
@@ -90,6 +93,41 @@ def test_the_platform_and_the_size_of_heads_pick_the_way(monkeypatch):
     assert "pallas_call" not in program(x[..., :192], 3, norm=norm)  # a vector and a half
     norm = RMSNorm(48, EPS, dtype=jnp.float32, rngs=nnx.Rngs(0))
     assert "pallas_call" not in program(jnp.zeros((1, 8, 8 * 48)), 8, norm=norm)
+
+
+def test_heads_that_fill_no_vectors_are_normed_by_products_on_tpus(monkeypatch):
+    x, scale, _ = operands("64", "norms", jnp.bfloat16)
+    x = x[..., :192]
+    expected = heads.plain(x, scale, None, 3, EPS, False)
+    monkeypatch.setattr(heads, "platform", lambda: "tpu")
+    found = heads.plain(x, scale, None, 3, EPS, False)
+    assert found.dtype == x.dtype and relative(found, expected) <= 2e-4
+    traced = str(jax.make_jaxpr(lambda x: heads.plain(x, scale, None, 3, EPS, False))(x))
+    assert "dot_general" in traced and "reduce_sum" not in traced
+
+
+@pytest.mark.parametrize("channels", [3840, 6144])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_blocks_fit_the_smallest_memory(channels, dtype):
+    x = jax.ShapeDtypeStruct((1, 4224, channels), dtype)
+    by = rotary.Rotation(*[jax.ShapeDtypeStruct((1, 4224, 64), jnp.float32)] * 2)
+    scale, count = jax.ShapeDtypeStruct((128,), jnp.float32), channels // 128
+
+    def prepared(x, scale, by):
+        return heads.fused.__wrapped__(x, scale, by, count, EPS, False)
+
+    (kernel,) = (
+        each.params
+        for each in jax.make_jaxpr(prepared)(x, scale, by).eqns
+        if each.primitive.name == "pallas_call"
+    )
+    (rows,) = {
+        block.block_shape[1].block_size
+        for block in kernel["grid_mapping"].block_mappings
+        if len(block.block_shape) == 3
+    }
+    assert 64 <= rows <= 256 and rows % 16 == 0
+    assert rows * (2 * channels * x.dtype.itemsize + 1024) <= heads.HELD
 
 
 def test_a_norms_own_scale_and_eps_count():
