@@ -56,7 +56,7 @@ def draw(
     are evaluated of `steps`, by default the model's, at an interval `evaluated_at`."""
     engine, pictures = engines[token_downsampling], {}
     steps = steps or engine.defaults.steps
-    settings["steps"] = steps if evaluated_at == 1 else 2 + (steps - 2) // evaluated_at
+    settings["steps"] = steps if evaluated_at == 1 else 2 - (2 - steps) // evaluated_at
     for first in range(0, len(prompts), SLOTS):
         request = Request.check(
             {"prompts": prompts[first : first + SLOTS], "seed": first, **settings}, engine.catalog

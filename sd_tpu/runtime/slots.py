@@ -628,16 +628,16 @@ def row_kinds(
         start: the share of the table's steps before guidance begins.
         stop: the share of its steps after which guidance ends. As in diffusers' guiders both are
             rounded down to whole steps; all rows of a step are alike.
-        interval: every so many rows the model is evaluated. So it is in the first two rows of all,
-            and in those in which guidance has begun or ended, as nothing before them says where its
-            outputs go.
+        interval: every so many rows, counted from the last, the model is evaluated (decision
+            0040). So it is in the first two rows of all, and in those in which guidance has begun
+            or ended, as nothing before them says where its outputs go.
     """
     steps, rows = table.step[-1] + 1, np.arange(len(table.step))
     inside = (table.step >= int(start * steps)) & (table.step < int(stop * steps))
     guided = is_guided(guidance) & inside
     changes = np.diff(guided, prepend=~guided[0])
     since = rows - np.maximum.accumulate(rows * changes)
-    forecast = (since > 1) & ((since - 1) % interval > 0)
+    forecast = (since > 1) & ((rows[-1] - rows) % interval > 0)
     return np.where(forecast, FORECAST, np.where(guided, GUIDED, ALONE)).astype(np.int32)
 
 

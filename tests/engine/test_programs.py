@@ -297,7 +297,7 @@ STOPS, SKIPS = dict(guidance_stop=0.5), dict(cache_interval=2)
         (1, [SKIPS], 3),
         (1, [SKIPS] * 4, 3 * 4),
         (1, [SKIPS, {}], 3 + 4),
-        (1, [dict(cache_interval=4, guidance_stop=0.25)] * 2, 2 + 1 + 1),
+        (1, [dict(cache_interval=4, guidance_stop=0.25)] * 2, 2 + 1 + 1 + 1),
         (4, [SKIPS, {}, STOPS], 2 * 1 + 2 * 2),
         (4, [STOPS] * 8, 2 * 2 + 2 * 1),
     ],
@@ -546,9 +546,10 @@ ROWS = set(range(8))
         ("ddim", 8, dict(cache_interval=3), ROWS, {0, 1, 4, 7}),
         ("euler_ancestral", 8, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
         ("dpmpp_2m", 8, dict(cache_interval=4, **PART), {2, 3, 4, 5}, {0, 1, 2, 3, 6, 7}),
-        ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 1, 4, 5}),
+        ("ddim", 8, dict(cache_interval=10, guidance_start=0.5), {4, 5, 6, 7}, {0, 1, 4, 5, 7}),
         ("pndm", 7, dict(cache_interval=2), ROWS, {0, 1, 3, 5, 7}),
-        ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 1, 3, 4, 5}),
+        ("heun", 4, dict(cache_interval=2, guidance_stop=0.5), {0, 1, 2, 3}, {0, 1, 2, 4, 5, 6}),
+        ("unipc", 8, dict(cache_interval=4), ROWS, {0, 1, 3, 7}),
     ],
 )
 def test_a_picture_is_what_a_plain_loop_makes_of_it(
