@@ -328,7 +328,7 @@ def test_what_a_picture_takes_counts_what_is_evaluated(engine):
     known = engine.latency.of(engine.batch)
     assert known.row_seconds > 0
     assert exact == pytest.approx(100 * known.row_seconds + known.decode_seconds)
-    assert forecast == pytest.approx(26 * known.row_seconds + known.decode_seconds)
+    assert forecast == pytest.approx(27 * known.row_seconds + known.decode_seconds)
 
 
 def test_a_job_of_a_client_ends_when_nobody_takes_its_events(engine, monkeypatch):

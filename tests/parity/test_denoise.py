@@ -45,7 +45,7 @@ def test_all_rows_of_a_step_are_alike_and_the_last_is_guided_unless_it_is_left_o
     assert (row_kinds(table, 3.0, start=0.5)[-1], row_kinds(table, 3.0)[-1]) == (GUIDED, GUIDED)
 
 
-def test_two_rows_are_evaluated_at_first_and_where_guidance_begins_and_ends():
+def test_the_last_row_is_evaluated_and_two_where_all_or_guidance_begins_or_ends():
     table = make_table("ddim", NoiseSchedule.from_config(SCHEDULE), 10)
     kinds = row_kinds(table, 3.0, start=0.3, stop=0.7, interval=4)
     assert kinds.tolist() == [
@@ -54,14 +54,14 @@ def test_two_rows_are_evaluated_at_first_and_where_guidance_begins_and_ends():
         FORECAST,
         GUIDED,
         GUIDED,
-        FORECAST,
+        GUIDED,
         FORECAST,
         ALONE,
         ALONE,
-        FORECAST,
+        ALONE,
     ]
     kinds = row_kinds(table, 3.0, start=0.1, interval=2)
-    assert kinds.tolist() == [ALONE, GUIDED, *[GUIDED, FORECAST] * 4]
+    assert kinds.tolist() == [ALONE, GUIDED, GUIDED, *[GUIDED, FORECAST] * 3, GUIDED]
     alone = row_kinds(table, 1.0, start=0.3, interval=4)
     assert alone.tolist() == [ALONE, ALONE, *[FORECAST] * 3, ALONE, *[FORECAST] * 3, ALONE]
 
