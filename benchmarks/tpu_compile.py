@@ -55,8 +55,9 @@ PUBLISHED = (
     "Flax pipeline); 2.33 s for four of SDXL on v5e-4, 20 steps (the sdxl_jax blog), of "
     "which each device makes one, as it does of eight here."
 )
-# Of its transformers, snapshot 7cfb8801 (2026-08), at 1024x1024: million cycles of an evaluation by
-# the same compiler (libtpu 0.0.51), kernels not counted; and what its authors published.
+# Million cycles of an evaluation of MaxDiffusion's transformers (snapshot 7cfb8801, 2026-08) at
+# 1024x1024 by the same compiler (libtpu 0.0.51), kernels not counted; and seconds a picture, or for
+# eight on as many chips, that its authors published.
 MAXDIFFUSION = {
     ("klein", "v5e-8"): 468.1,
     ("klein", "v6e-8"): 244.4,

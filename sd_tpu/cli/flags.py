@@ -103,8 +103,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         choices=WEIGHTS,
         help="round the dense layers of transformers and language models to int8 while they are "
         "loaded: half of bfloat16's memory, and pictures that are not quite the same; w8a8 rounds "
-        "what the transformer multiplies by them as well: fewer cycles on TPUs v5e and v6e by the "
-        "compiler, slower on CPUs, and pictures less like the model's",
+        "what the transformer multiplies by them as well: fewer cycles on TPU v5e by the compiler, "
+        "slower on CPUs, and pictures less like the model's",
     )
     add(
         "--prediction-type",

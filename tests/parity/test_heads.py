@@ -13,7 +13,7 @@ from tests.support.parity import relative
 EPS = 1e-5
 # Head sizes, heads, tokens: vectors of one head, of several, heads of two vectors.
 SHAPES = {"128": (128, 3, 40), "64": (64, 4, 7), "16": (16, 8, 300), "256": (256, 2, 270)}
-# What is done: normed or not, and rows of tables for two rows of tokens, or none.
+# Cases: whether heads are normed, and how many rows the tables have for two of tokens; 0 is none.
 DONE = {"both": (True, 2), "same positions": (True, 1), "norms": (True, 0), "turns": (False, 1)}
 
 
@@ -53,7 +53,7 @@ def test_heads_are_normed_and_turned(shape, done, dtype, halves):
     expected = exact(x, scale, by, count, halves)
     by_xla = heads.plain(x, scale, by, count, EPS, halves)
     by_kernel = heads.fused(x, scale, by, count, EPS, halves, True)
-    # What is normed may be rounded to the other of two neighbours, once in thousands.
+    # Rounding of what is normed may go to the other of two neighbours, once in thousands.
     bound = 1e-6 if dtype == jnp.float32 else 3e-3
     for found in (by_xla, by_kernel):
         assert found.dtype == dtype
