@@ -31,9 +31,13 @@ WINOGRAD_ENLARGED = (
     ((1, 1, 0), (0, 1, -1)),
 )
 # From how many channels and pixels on F(2x2, 3x3) is faster than XLA's convolution, as measured
-# (decision 0011): the transforms of few channels take longer than what they save, and so
-# does the kernel's for few pixels.
-LEAST_CHANNELS, LEAST_PIXELS = 256, 1024
+# (decisions 0011 and 0041): the transforms of few channels take longer than what they save, and so
+# does the kernel's for few pixels. In bfloat16, which XLA makes float32, fewer channels suffice.
+LEAST_CHANNELS, LEAST_IN_BFLOAT16, LEAST_PIXELS = 128, 32, 1024
+# From how many numbers on, of all pixels and the more channels, tiles are made in strips of rows,
+# so that they stay in the cache; how many numbers a strip has, but how many tiles at least, as
+# products of fewer rows take longer (decision 0041).
+MANY, STRIP, LEAST_TILES = 1 << 22, 1 << 20, 512
 # From how many channels on one product of bfloat16 is faster, and up to how many bytes of patches
 # (decision 0014).
 MOST_PATCHES = {32: 16 << 20, 256: 48 << 20}
@@ -51,7 +55,8 @@ def convolve(x: jax.Array, kernel: jax.Array, strides, padding, **options) -> ja
     batch, height, width, _ = x.shape
     *sides, inputs, outputs = kernel.shape
     same_size = sides == [3, 3] and [*padding] == [(1, 1), (1, 1)] and max(strides) == 1
-    many = same_size and min(inputs, outputs) >= LEAST_CHANNELS
+    least = LEAST_IN_BFLOAT16 if x.dtype == jnp.bfloat16 else LEAST_CHANNELS
+    many = same_size and min(inputs, outputs) >= least
     if platform() == "cpu" and many and height % 2 == width % 2 == 0:
         if batch * height * width >= LEAST_PIXELS:
             return winograd(x, kernel)
@@ -193,24 +198,36 @@ def _by_tiles(
     x, kernel = lax.optimization_barrier((x, kernel))
     dtype, wide = x.dtype, partial(jax.tree.map, lambda part: part.astype(jnp.float32))
     narrow = partial(jax.tree.map, lambda part: part.astype(dtype))
-    x = jnp.pad(wide(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    tiles = [
-        [x[:, i : i + height : stride, j : j + width : stride] for j in range(stride + 2)]
-        for i in range(stride + 2)
-    ]
     product = partial(jnp.matmul, preferred_element_type=jnp.float32)
-    products = jax.tree.map(
-        product,
-        narrow(_transformed(of_input, tiles)),
-        narrow(_transformed(of_kernel, wide(kernel))),
-    )
-    pixels = [jnp.stack(row, axis=3) for row in _transformed(of_products, products)]
-    enlargement = 2 // stride
-    return (
-        jnp.stack(pixels, axis=2)
-        .astype(dtype)
-        .reshape(batch, enlargement * height, enlargement * width, kernel.shape[-1])
-    )
+    kernels, enlargement = narrow(_transformed(of_kernel, wide(kernel))), 2 // stride
+    size = enlargement * width, kernel.shape[-1]
+    rows = _rows_of_strip(x, kernel, stride)
+    x = jnp.pad(x, ((0, 0), (1, 1), (0, 0), (0, 0)))
+
+    def strip(begin: jax.Array) -> jax.Array:
+        part = wide(lax.dynamic_slice_in_dim(x, begin, rows + 2, axis=1))
+        # Else XLA cuts and pads it anew for each of the tiles, which takes five times as long.
+        part = lax.optimization_barrier(jnp.pad(part, ((0, 0), (0, 0), (1, 1), (0, 0))))
+        tiles = [
+            [part[:, i : i + rows : stride, j : j + width : stride] for j in range(stride + 2)]
+            for i in range(stride + 2)
+        ]
+        products = jax.tree.map(product, narrow(_transformed(of_input, tiles)), kernels)
+        pixels = [jnp.stack(row, axis=3) for row in _transformed(of_products, products)]
+        return jnp.stack(pixels, axis=2).astype(dtype).reshape(batch, enlargement * rows, *size)
+
+    strips = lax.map(strip, jnp.arange(0, height, rows))  # [strips, batch, 2 rows / stride, ...]
+    return strips.swapaxes(0, 1).reshape(batch, enlargement * height, *size)
+
+
+def _rows_of_strip(x: jax.Array, kernel: jax.Array, stride: int) -> int:
+    """Return how many rows of x to take at a time: a divisor of all that `stride` divides."""
+    batch, height, width, _ = x.shape
+    pixels, channels = batch * width, max(kernel.shape[2:])
+    if height * pixels * channels < MANY:
+        return height
+    most = max(STRIP // channels, LEAST_TILES * stride**2) // pixels
+    return max((n for n in range(stride, most + 1, stride) if height % n == 0), default=height)
 
 
 def _transformed(matrix, grid) -> list[list[jax.Array]]:
