@@ -1,8 +1,8 @@
 """Convolutions: functions that pick their way by the platform and the shape. Images are NHWC.
 
 On CPUs large 3x3 convolutions are Winograd's minimal filtering, made of plain products of matrices,
-and in bfloat16, which XLA's convolutions make float32, smaller ones a product as well
-(decisions 0011 and 0014).
+and in bfloat16, which XLA's convolutions make float32, others a product as well
+(decisions 0011, 0014 and 0041).
 """
 
 import math
