@@ -34,8 +34,8 @@ WINOGRAD_ENLARGED = (
 # (decisions 0011 and 0041): the transforms of few channels take longer than what they save, and so
 # does the kernel's for few pixels. In bfloat16, which XLA makes float32, fewer channels suffice.
 LEAST_CHANNELS, LEAST_IN_BFLOAT16, LEAST_PIXELS = 128, 32, 1024
-# From how many numbers on, of all pixels and the more channels, tiles are made in strips of rows,
-# so that they stay in the cache; how many numbers a strip has, but how many tiles at least, as
+# From MANY elements on (pixels times the larger number of channels) tiles are made in strips of
+# rows of at most STRIP elements, which stay in the cache, but of at least LEAST_TILES tiles, as
 # products of fewer rows take longer (decision 0041).
 MANY, STRIP, LEAST_TILES = 1 << 22, 1 << 20, 512
 # From how many channels on one product of bfloat16 is faster, and up to how many bytes of patches
@@ -221,7 +221,7 @@ def _by_tiles(
 
 
 def _rows_of_strip(x: jax.Array, kernel: jax.Array, stride: int) -> int:
-    """Return how many rows of x to take at a time: a divisor of all that `stride` divides."""
+    """Return the rows of a strip: a multiple of the stride that divides the height of x, or all."""
     batch, height, width, _ = x.shape
     pixels, channels = batch * width, max(kernel.shape[2:])
     if height * pixels * channels < MANY:

@@ -233,3 +233,17 @@ def test_transformed_kernels_are_not_kept_for_all_layers():
         .compile()
     )
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * transformed
+
+
+def test_the_tiles_of_a_large_picture_are_never_all_in_memory():
+    side, channels = 512, 128
+    compiled = (
+        jax.jit(convolution.winograd, compiler_options=compiler_options("cpu", jnp.bfloat16))
+        .lower(
+            jax.ShapeDtypeStruct((1, side, side, channels), jnp.bfloat16),
+            jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.bfloat16),
+        )
+        .compile()
+    )
+    tiles = 4 * side**2 * channels * 2  # bytes: 16 numbers for every four pixels, in bfloat16
+    assert compiled.memory_analysis().temp_size_in_bytes < tiles
