@@ -247,3 +247,25 @@ def test_the_tiles_of_a_large_picture_are_never_all_in_memory():
     )
     tiles = 4 * side**2 * channels * 2  # bytes: 16 numbers for every four pixels, in bfloat16
     assert compiled.memory_analysis().temp_size_in_bytes < tiles
+
+
+def test_large_convolutions_one_after_another_share_memory():
+    side, channels, depth = 256, 128, 8
+
+    def each(pictures, kernels):
+        def chain(x):
+            for kernel in kernels:
+                x = jnp.tanh(convolution.winograd(x, kernel))
+            return x.mean((1, 2))
+
+        return lax.map(chain, pictures)  # as pictures are decoded
+
+    kernels = [jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.float32)] * depth
+    pictures = jax.ShapeDtypeStruct((2, 1, side, side, channels), jnp.float32)
+    compiled = (
+        jax.jit(each, compiler_options=compiler_options("cpu", jnp.float32))
+        .lower(pictures, kernels)
+        .compile()
+    )
+    of_layer = 4 * side**2 * channels  # bytes
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * of_layer
