@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from benchmarks.load import serve
+from benchmarks.load import serve_apis
 from benchmarks.report import add_model, parser, report
 
 KEY, ATTACKER, VISITOR = "key-of-the-visitor", "127.0.0.2", "127.0.0.3"
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         flags.add_argument(f"--{attack}", type=int, default=count, help="(%(default)s)")
     args, rows = flags.parse_args(arguments), []
     for attack in ATTACKS:
-        with serve(args.model, [KEY]) as (address, _):
+        with serve_apis(args.model, [KEY]) as (address, *_):
             rows.append(asyncio.run(measure(address, attack, getattr(args, attack))))
     report("Attacks from one address", rows, args)
 

@@ -191,6 +191,7 @@ class PyTorch:
         control: Path | None = None,
         *,
         layout: str,
+        dtype: str = "float32",
         prepare: Callable[[Any, int, int], None] = lambda pipe, size, count: None,
     ):
         """Load the pipeline.
@@ -203,6 +204,7 @@ class PyTorch:
             start: the start picture of the whole image.
             control: the folder of a ControlNet, which follows `control_picture`.
             layout: memory format of the networks' weights.
+            dtype: of the pipeline's weights and arithmetic.
             prepare: replaces the pipeline's networks by something faster, for a size in pixels and
                 a number of evaluations at once.
         """
@@ -213,7 +215,7 @@ class PyTorch:
 
         logging.disable_progress_bar()
         torch.set_num_threads(os.cpu_count())
-        pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+        pipe = DiffusionPipeline.from_pretrained(folder, dtype=getattr(torch, dtype))
         pipe.set_progress_bar_config(disable=True)
         pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)
         layout = getattr(torch, layout)
@@ -222,12 +224,13 @@ class PyTorch:
         told = pipe.unet.config.time_cond_proj_dim
         self._guided = guidance > 1 and not told
         self._cond = told and pipe.get_guidance_scale_embedding(
-            torch.tensor([guidance - 1]), embedding_dim=told
+            torch.tensor([guidance - 1]), embedding_dim=told, dtype=pipe.dtype
         )
         prepare(pipe, size, 1 + self._guided)
         self._pipe, self._size, self._steps, self._guidance = pipe, size, steps, guidance
         self._shape = (*[size // pipe.vae_scale_factor] * 2, pipe.unet.config.in_channels)
-        self._first = self._latents = torch.tensor(_channels_first(first_latents(self._shape)))
+        first = torch.tensor(_channels_first(first_latents(self._shape)))
+        self._first = self._latents = first.to(pipe.dtype)
         self._embeddings = self._added = None
         pipe.scheduler.set_timesteps(LONG)
         self._timesteps = iter(pipe.scheduler.timesteps)
@@ -309,7 +312,7 @@ class PyTorch:
 
         vae = self._pipe.vae
         image = vae.decode(self._latents / vae.config.scaling_factor).sample
-        (image / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
+        (image.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
 
     def _image(self) -> np.ndarray:
         with self._as_ours() if self._starts else nullcontext():
@@ -445,6 +448,7 @@ def first_latents(shape: tuple[int, int, int]) -> np.ndarray:
 OURS, PYTORCH, OPENVINO = "sd_tpu", "PyTorch", "OpenVINO"
 CHANNELS_LAST, COMPILED = f"{PYTORCH}, channels last", f"{PYTORCH}, compiled"
 IN_BFLOAT16 = "{}, bfloat16"
+DTYPES = "float32", "bfloat16"
 CONTESTANTS: dict[str, Callable[..., Calls]] = {
     OURS: partial(ours, dtype="float32"),
     PYTORCH: partial(pytorch, layout="contiguous_format"),
@@ -454,11 +458,17 @@ CONTESTANTS: dict[str, Callable[..., Calls]] = {
         pytorch, layout="contiguous_format", prepare=partial(convert_networks, precision="f32")
     ),
     IN_BFLOAT16.format(OURS): partial(ours, dtype="bfloat16"),
+    IN_BFLOAT16.format(PYTORCH): partial(pytorch, layout="channels_last", dtype="bfloat16"),
     IN_BFLOAT16.format(OPENVINO): partial(
         pytorch, layout="contiguous_format", prepare=partial(convert_networks, precision="bf16")
     ),
 }
 Timings = dict[str, Timing]  # by part
+
+
+def dtype_of(contestant: str) -> str:
+    """Return the dtype of a contestant by its name."""
+    return DTYPES[contestant.endswith(DTYPES[1])]
 
 
 def left_out() -> dict[str, str]:
@@ -512,6 +522,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="SCALE",
         help="up to 1 it is none (%(default)s)",
     )
+    flags.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=DTYPES,
+        default=DTYPES,
+        help="of the contestants that take part (all)",
+    )
     add_rounds(flags, 3)
     args = flags.parse_args(arguments)
     if not 0 < args.rounds < LONG - 1:
@@ -525,7 +542,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             alone, name, folder, args.size, args.steps, args.guidance, args.rounds
         )
         for name in CONTESTANTS
-        if name not in missing
+        if name not in missing and dtype_of(name) in args.dtypes
     }
     report(
         f"CPU, peak memory: {picture}",
@@ -537,8 +554,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "takes more memory than with it."
         ],
     )
-    images = {name: image for name, (_, image, _) in found.items()}
-    differing = np.mean(np.abs(images[OURS].astype(int) - images[PYTORCH]) > 1)
+    (mine, drawn), (other, theirs) = [
+        next((name, image) for name, (_, image, _) in found.items() if name.startswith(side))
+        for side in (OURS, PYTORCH)
+    ]
+    differing = np.mean(np.abs(drawn.astype(int) - theirs) > 1)
     report(
         f"CPU, times: {picture}",
         _rows({name: times for name, (*_, times) in found.items()}),
@@ -546,7 +566,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         notes=[
             f"Seconds, medians of {args.rounds} rounds in one process after another; float32 "
             f"unless it says otherwise. The whole image has {args.steps} steps at a "
-            f"guidance of {args.guidance:g}. Our picture in float32 and PyTorch's differ by "
+            f"guidance of {args.guidance:g}. The pictures of {mine} and of {other} differ by "
             f"more than 1 of 255 in {differing:.2%} of their values.",
             *(f"{name} is left out: {why}." for name, why in missing.items()),
         ],
@@ -559,14 +579,11 @@ def _rows(timings: Mapping[str, Timings]) -> list[dict[str, Any]]:
     for part in PARTS:
         medians = {name: timing[part].median for name, timing in timings.items()}
         row = {"seconds": part, **medians}
-        for mine, dtype in ((OURS, "float32"), (IN_BFLOAT16.format(OURS), "bfloat16")):
-            others = [
-                median
-                for name, median in medians.items()
-                if not name.startswith(OURS) and ("bfloat16" in name) == ("bfloat16" in mine)
-            ]
-            row[f"ours / best other, {dtype}"] = medians[mine] / min(others) if others else None
-        compiling = max(0.0, timings[OURS][part].first - medians[OURS])
+        for dtype in dict.fromkeys(map(dtype_of, medians)):
+            mine, *others = [median for name, median in medians.items() if dtype_of(name) == dtype]
+            row[f"ours / best other, {dtype}"] = mine / min(others) if others else None
+        first = next(iter(timings))
+        compiling = max(0.0, timings[first][part].first - medians[first])
         rows.append({**row, "ours, compiling": compiling if part == IMAGE else None})
     return rows
 

@@ -65,7 +65,10 @@ GOALS = (
     Goal("second start, s", "Start-up: ", "second start", 10, named("eight pictures")),
     Goal("second start / first", "Start-up: ", "second / first", 0.4, named("first picture there")),
     Goal("a command that draws nothing, s", "Import time", "seconds", 2, named("sd_tpu devices")),
-    Goal("eight pictures, s", "Eight pictures over HTTP", "seconds", 1.3, named("Client.predict")),
+    Goal("eight pictures beyond the engine's, s", "Eight pictures over HTTP: ", "more", 0.4,
+         named("Client", "Client, ssl_verify=False")),
+    Goal("main thread, s", "The page in a browser", "this machine", 0.7,
+         named("busy during a run of eight pictures")),
     Goal(
         "loading a folder, peak / size", "Memory while loading: sd14 from", "peak / parameters", 1.3
     ),

@@ -12,12 +12,9 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import random
 import re
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -30,9 +27,9 @@ import psutil
 from matplotlib.figure import Figure
 
 from benchmarks.report import add_model, parser, report
+from benchmarks.server import Server, serve
 from sd_tpu.pictures.images import read_png
 
-APP = Path(__file__).resolve().parent.parent / "app.py"
 KINDS = PAGE, A1111, OPENAI, STREAM, ASSISTANT = (
     "page",
     "A1111",
@@ -232,43 +229,16 @@ def _failed(told: str, request: httpx.Request) -> NoReturn:
 
 
 @contextlib.contextmanager
-def serve(model: str | Path, keys: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Yield the address of a server that knows these keys, and its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def serve_apis(model: str | Path, keys: Sequence[str]) -> Iterator[Server]:
+    """Start a server with its APIs that knows these keys, and end it afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "keys"
         file.write_text("\n".join(keys))
-        command = [
-            sys.executable,
-            APP,
-            "--model",
-            model,
-            "--port",
-            str(port),
-            "--history",
-            Path(folder) / "history",
-            "--api",
-            "--api-key-file",
-            file,
-        ]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "GRADIO_TEMP_DIR": folder},
-        )
-        try:
-            for line in process.stdout:
-                if line.startswith("Ready"):
-                    break
-            else:
-                raise RuntimeError("The server ended before it was ready.")
-            yield f"http://127.0.0.1:{port}", process
-        finally:
-            process.terminate()
-            process.wait()
+        history = ("--history", Path(folder) / "history")
+        with serve(
+            model, *history, "--api", "--api-key-file", file, GRADIO_TEMP_DIR=folder
+        ) as server:
+            yield server
 
 
 async def crowd(
@@ -349,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = flags.parse_args(arguments)
 
     keys = [f"key-of-client-{number}" for number in range(args.clients)]
-    with serve(args.model, keys) as (address, process):
+    with serve_apis(args.model, keys) as (address, process, _):
         visits, samples, empty = asyncio.run(crowd(address, process, keys, args.minutes))
     rows = [row(kind, [visit for visit in visits if visit.kind == kind]) for kind in KINDS]
     settled = [s.memory for s in samples if s.at > SETTLING * samples[-1].at]

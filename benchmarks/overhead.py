@@ -2,21 +2,25 @@
 
 One gallery of eight pictures, by where its time goes, with and without previews; then several users
 at once, each asking for a few pictures one after the other, against the same requests served one at
-a time by the same programs.
+a time by the same programs; then a gallery asked of the server's `/generate` by gradio_client.
 """
 
 import argparse
 import dataclasses
+import json
 import statistics
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
+from gradio_client import Client
 
 from benchmarks.report import (
     add_model,
@@ -27,6 +31,7 @@ from benchmarks.report import (
     seconds_of,
     side_by_side,
 )
+from benchmarks.server import serve as serve_page
 from sd_tpu.cli.devices import find_devices
 from sd_tpu.request import Request
 from sd_tpu.serving.engine import SLOTS, Engine
@@ -37,6 +42,12 @@ LAYOUTS = {
     "1 device, slots one by one": (1, 1),
     "1 device, slots in eights": (1, SLOTS),
     "8 devices, a slot each": (SLOTS, 1),
+}
+# Flags of gradio_client's `Client`.
+CLIENTS: dict[str, dict[str, Any]] = {
+    "Client": {},
+    "Client, ssl_verify=False": {"ssl_verify": False},
+    "Client, download_files=False": {"download_files": False},
 }
 BOXES = (1, 5, 2, 4, 8, 1, 2, 1)  # that users fill: 3 on average, as are each four
 NOTES = (
@@ -217,6 +228,48 @@ def load(
     }
 
 
+# --- over HTTP ----------------------------------------------------------------------------------
+
+
+def over_http(model: str, rounds: int, **settings) -> list[dict[str, Any]]:
+    """Rows of the table: eight pictures by each client, beside what the engine took for them."""
+    processor: dict[str, list[float]] = {name: [] for name in CLIENTS}
+    seconds: dict[str, list[float]] = {name: [] for name in CLIENTS}
+
+    def ask(name: str, client: Client) -> None:
+        used = time.process_time()
+        prompts = ["a cat"] * SLOTS
+        seconds[name].append(
+            seconds_of(lambda: client.predict(prompts, api_name="/generate", **settings))
+        )
+        processor[name].append(time.process_time() - used)
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with serve_page(model, "--no-history", "--log", log) as (address, *_):
+            asks = {
+                name: partial(ask, name, Client(address, verbose=False, **flags))
+                for name, flags in CLIENTS.items()
+            }
+            side_by_side(asks, rounds)
+        engine = [json.loads(line)["seconds"] for line in log.read_text("utf-8").splitlines()]
+    rows = []
+    for index, name in enumerate(CLIENTS):
+        # Of each contestant's runs the first is not counted.
+        taken, inside = seconds[name][1:], engine[index :: len(CLIENTS)][1:]
+        more = [whole - part for whole, part in zip(taken, inside, strict=True)]
+        rows.append(
+            {
+                "eight pictures over HTTP": name,
+                "seconds": statistics.median(taken),
+                "the engine's": statistics.median(inside),
+                "more": statistics.median(more),
+                "processor s of the client": statistics.median(processor[name][1:]),
+            }
+        )
+    return rows
+
+
 @dataclasses.dataclass
 class Findings:
     """Findings of a layout: the model's name, and rows of the two tables."""
@@ -294,6 +347,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [row for findings in found for row in findings.users],
         args,
         notes=NOTES,
+    )
+    report(
+        f"Eight pictures over HTTP: {name}",
+        over_http(args.model, args.rounds, **({"steps": args.steps} if args.steps else {})),
+        args,
+        notes=[
+            f"Medians of {args.rounds} rounds, in turn, by gradio_client in a process of its own; "
+            "the engine's is what the server's log has for the same run. More is what a run took "
+            "beyond that."
+        ],
     )
 
 

@@ -5,13 +5,8 @@ from an earlier start and with them; how much memory loading takes at most; and 
 compiled again while somebody changes everything that can be changed.
 """
 
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +24,7 @@ from benchmarks.report import (
     report,
     seconds_of,
 )
+from benchmarks.server import serve
 from sd_tpu.families.checkpoint import Checkpoint
 from sd_tpu.request import Request
 from sd_tpu.sampling.samplers import SAMPLERS
@@ -36,7 +32,6 @@ from sd_tpu.serving.engine import Engine
 from sd_tpu.serving.job import Job, Progress
 from sd_tpu.settings import MAX_PROMPTS, MAX_SEED, SETTINGS, RequestError
 
-APP = Path(__file__).resolve().parent.parent / "app.py"
 FIRST, SECOND = STARTS = ("first start", "second start")
 READY, EARLIEST, EIGHT = "ready", "first picture there", "eight pictures"
 FEW = 5  # steps of a request in a session, where their number is not what is tried out
@@ -52,21 +47,11 @@ def start(model: str | Path, kept: Path) -> dict[str, float]:
     The last three are what somebody waits for: `ready` and `first picture there` count from the
     start of the process, without the time in which the program that asks connects.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    begun = time.perf_counter()
-    command = [sys.executable, APP, "--model", model, "--port", str(port), "--no-history"]
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(kept)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        told = {line.split()[0]: time.perf_counter() - begun for line in _until_ready(process)}
-        client = Client(f"http://127.0.0.1:{port}", verbose=False)
+    with serve(model, "--no-history", JAX_COMPILATION_CACHE_DIR=str(kept)) as server:
+        client = Client(server.address, verbose=False)
         first = seconds_of(lambda: client.predict(["a cat"], api_name="/generate"))
         eight = seconds_of(lambda: client.predict(["a cat"] * MAX_PROMPTS, api_name="/generate"))
-    finally:
-        process.terminate()  # Ctrl-C is ignored by what a shell has put into the background
-        process.wait()
+    told = server.told
     return {
         "importing what draws": told["Loading"],
         "loading": told["Compiling"] - told["Loading"],
@@ -75,14 +60,6 @@ def start(model: str | Path, kept: Path) -> dict[str, float]:
         EARLIEST: told["Ready"] + first,
         EIGHT: eight,
     }
-
-
-def _until_ready(process: subprocess.Popen) -> Iterator[str]:
-    for line in process.stdout:
-        yield line
-        if line.startswith("Ready"):
-            return
-    raise RuntimeError("The page ended before it was ready; its own words are above.")
 
 
 def starts(model: str | Path, rounds: int) -> list[dict[str, Any]]:

@@ -246,13 +246,18 @@ def test_teach_step_trains_the_factors_that_peft_does():
 
 @WHOLE
 def test_cpu_with_few_steps(tmp_path, one_process, monkeypatch):
-    for name in cpu.CONTESTANTS.keys() - {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16"}:
+    alike = {cpu.OURS, cpu.PYTORCH, "sd_tpu, bfloat16", "PyTorch, bfloat16"}
+    for name in cpu.CONTESTANTS.keys() - alike:
         monkeypatch.delitem(cpu.CONTESTANTS, name)
-    _, times = recorded(
-        cpu, tmp_path, "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2", "--guidance=8.5"
-    )
+    asked = "--model=tinylcm", "--size=32", "--rounds=1", "--steps=2", "--guidance=8.5"
+    _, times = recorded(cpu, tmp_path, *asked)
     (note, *_) = times.notes
     assert "2 steps at a guidance of 8.5." in note and "more than 1 of 255 in 0.00%" in note
+    _, times = recorded(cpu, tmp_path, *asked, "--dtypes=bfloat16")
+    for row in times.by_column():
+        ours, theirs = row["sd_tpu, bfloat16"], row["PyTorch, bfloat16"]
+        assert row["ours / best other, bfloat16"] == pytest.approx(ours / theirs, rel=1e-3)
+        assert "ours / best other, float32" not in row
 
 
 def test_cpu_leaves_out_contestants_that_are_not_installed(monkeypatch):
@@ -264,6 +269,7 @@ def test_cpu_leaves_out_contestants_that_are_not_installed(monkeypatch):
         "sd_tpu, bfloat16",
         cpu.PYTORCH,
         cpu.CHANNELS_LAST,
+        "PyTorch, bfloat16",
     }
     assert "pip install openvino" in missing[cpu.OPENVINO]
 
