@@ -56,6 +56,13 @@ new MutationObserver(() => {
     }
 }).observe(document, { subtree: true, childList: true });
 """
+# Until a run is over. Playwright's own waiting would have a frame drawn for each of its looks.
+OVER = """() => new Promise((resolve) => {
+    const line = document.querySelector("#line");
+    const look = () => { if (line.querySelector(".over")) resolve(); };
+    new MutationObserver(look).observe(line, { subtree: true, childList: true, attributes: true });
+    look();
+})"""
 WHOLE = """() => [...document.querySelectorAll("#cards figure > div")].filter((picture) => {
     const { top, bottom } = picture.getBoundingClientRect();
     return top >= 0 && bottom <= document.querySelector("#bar").getBoundingClientRect().top;
@@ -107,7 +114,7 @@ def visit(browser: Browser, address: str, slowdown: float) -> dict[str, float]:
             prompt.press_sequentially(TYPED, delay=60)
             settle(TYPING)
             tab.locator(GENERATE).click()
-            tab.wait_for_selector("#line .over")  # the end of a run
+            tab.evaluate(OVER)
             settle(RUN)
             prompt.press_sequentially(TYPED, delay=60)
             settle(AGAIN)

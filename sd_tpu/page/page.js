@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: 050805a0dc85433c
+// Made of the modules in script/ by `make script`: 3777ab8c364f95c5
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -299,7 +299,8 @@ field3.type==="search"?search(field3.value):field3.id==="language"&&chooseLangua
 delete overrides[name]:overrides[name]=value,drawSoon(state.panelIndex)}function changeModel(model){remember(state.lastForm??void 0),forgetWords(),ask("model",{model})}var BUTTONS2="#cards :is([data-do], .icon), #history-panel [data-do]",PARTS=["data-do","data-act","data-id","data-index","data-name","popovertarget"];listen("pointerdown",()=>{state.focus=null});listen(
 "focusin",target=>{let button=target.closest(BUTTONS2);state.focus=button&&PARTS.filter(name=>button.hasAttribute(name)).map(name=>`[${name}="${button.getAttribute(name)}"]`).join("")});new MutationObserver(
 ()=>{if(!state.focus||document.activeElement!==document.body)return;($(state.focus)??(state.focus.includes("data-id")?$("#history-panel [data-do]")??$("[aria-controls=history-panel]"):null))?.focus({preventScroll:!0})}).
-observe(document,{subtree:!0,childList:!0});function leafsBy(key2,rightToLeft){let forth=rightToLeft?-1:1;return{ArrowLeft:-forth,ArrowUp:-1,ArrowRight:forth,ArrowDown:1}[key2]}listen("keydown",(target,event)=>{let draws=event.key==="Enter"&&(event.
+observe(document,{subtree:!0,childList:!0});var RARELY=1e3,ofBrowser=window.requestAnimationFrame;window.requestAnimationFrame=callback=>state.arrived?window.setTimeout(()=>callback(performance.now()),RARELY):ofBrowser.call(window,callback);function giveFramesBack(){
+window.requestAnimationFrame=ofBrowser}function leafsBy(key2,rightToLeft){let forth=rightToLeft?-1:1;return{ArrowLeft:-forth,ArrowUp:-1,ArrowRight:forth,ArrowDown:1}[key2]}listen("keydown",(target,event)=>{let draws=event.key==="Enter"&&(event.
 ctrlKey||event.metaKey);if(!($("dialog[open]:not(#viewer)")||$(".menu:popover-open")&&!draws))if($("#viewer")?.open){let by=leafsBy(event.key,isRightToLeft());by!==void 0&&!event.shiftKey&&!target.matches(
 "input")&&leaf(by)}else draws?state.arrived&&generate():target===state.completion.box&&!event.isComposing&&isOffered()&&complete(event)?event.preventDefault():event.key==="Escape"&&!event.isComposing&&
 !fold()&&!target.closest("input, textarea, select")&&stop()});var ofAll=()=>$("#collection [data-run]").dataset;function showOfAll(){let there=ofAll();for(let button of $$("[data-needs]"))button.disabled=!there[String(button.dataset.needs)],button.dataset.reason??=
@@ -427,8 +428,8 @@ files??[]])},!0);Object.assign(hooks,{unreachable:check,heard:expectMore,filled:
 lookSoon())},panelOpened(){showOverrides(),showHistory(),showTeaching(),showStyles(),$("#about-panel[data-open]")&&showAbout()},showRun:(run2,before3)=>begin(request("show",{shown:run2}),before3)});dispatchClicks(
 ()=>{$("#line .wrong")&&(state.edited=!0,lookSoon())});async function showAbout(){let{about:about2}=await ask("about");$("#about-panel .about").innerHTML=about2??""}window.sdTpu={connect:(answer,stream2,upload2)=>connectTo(
 {answer,stream:stream2,upload:upload2}),async arrive(){await connected;let stored=readStored(local,`sd_tpu/${title()}`);state.browser=stored?.browser??newName(),restoreUndo(),stored?.live&&($("#live i\
-nput").checked=!0),fill(stored?.form??{}),this.arrived=state.arrived=!0,markInert(),showUndo(),observe(),resume(readStored(session,BUSY)===!0),await openLink()}};function newName(){return Array.from(crypto.
-getRandomValues(new Uint8Array(16)),byte=>byte.toString(16).padStart(2,"0")).join("")}function cardsChanged(){noteFinished(),showCards(),showSelection(),leaveOneStop(),refreshViewed()}function observe(){
+nput").checked=!0),fill(stored?.form??{}),this.arrived=state.arrived=!0,giveFramesBack(),markInert(),showUndo(),observe(),resume(readStored(session,BUSY)===!0),await openLink()}};function newName(){return Array.
+from(crypto.getRandomValues(new Uint8Array(16)),byte=>byte.toString(16).padStart(2,"0")).join("")}function cardsChanged(){noteFinished(),showCards(),showSelection(),leaveOneStop(),refreshViewed()}function observe(){
 let any={subtree:!0,childList:!0};new MutationObserver(lineChanged).observe($("#line"),{...any,attributeFilter:["data-at"]}),new MutationObserver(cardsChanged).observe($("#cards"),{...any,attributeFilter:[
 "class"]}),new MutationObserver(showOfAll).observe($("#collection"),{...any,attributes:!0}),showOfAll(),leaveOneStop()}function markInert(){for(let part of $$("#head, #cards, #bar"))part.inert=!state.
 arrived}var arrival=new MutationObserver(()=>{state.arrived?arrival.disconnect():markInert()});arrival.observe(document,{subtree:!0,childList:!0});})();

@@ -15,6 +15,7 @@ from gradio.tunneling import CURRENT_TUNNELS, Tunnel
 
 from sd_tpu import gradio_compat
 from tests.support.processes import told_by
+from tests.support.visitor import visit
 
 WITHOUT_STUBS = """
 import pathlib
@@ -124,3 +125,24 @@ def test_tunnels_are_dug_and_known():
     asked = ["local_host", "local_port", "share_token", "share_server_address"]
     assert parameters(setup_tunnel) == [*asked, "share_server_tls_certificate"]
     assert isinstance(CURRENT_TUNNELS, list) and parameters(Tunnel.kill) == ["self"]
+
+
+COUNT_FRAMES = """window.wanted = 0;
+const ofBrowser = window.requestAnimationFrame;
+window.requestAnimationFrame = (callback) => {
+    window.wanted += 1;
+    return ofBrowser.call(window, callback);
+};"""
+WANTED = """() => new Promise((resolve) => {
+    const before = window.wanted;
+    setTimeout(() => resolve(window.wanted - before), 500);
+})"""
+
+
+def test_no_frame_is_wanted_once_the_page_is_there(visitor, address):
+    with visitor.new_page() as tab:
+        tab.add_init_script(COUNT_FRAMES)
+        visit(tab, address)
+        assert tab.evaluate("window.wanted") > 0
+        # Gradio's sign of loading moves on for some seconds.
+        assert any(tab.evaluate(WANTED) < 4 for _ in range(20))

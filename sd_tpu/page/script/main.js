@@ -16,6 +16,7 @@ import { $, $$, title } from "./dom.js";
 import "./edits.js";
 import "./focus.js";
 import { fill, saveForm } from "./form.js";
+import { giveFramesBack } from "./frames.js";
 import { showHistory } from "./history.js";
 import { hooks } from "./hooks.js";
 import { showInputs } from "./inputs.js";
@@ -89,6 +90,7 @@ window.sdTpu = {
         if (stored?.live) $("#live input").checked = true;
         fill(stored?.form ?? {});
         this.arrived = state.arrived = true;
+        giveFramesBack();
         markInert();
         showUndo();
         observe();
