@@ -263,7 +263,8 @@ def serving(records: Sequence[Record]) -> str:
     bundled = "sd_tpu emoji 256"
     return _text(
         "# Serving",
-        "The bundled model unless another is named; seconds unless a unit is given.",
+        "The bundled model unless another is named, which drew 128x128 before 29 November 2026; "
+        "seconds unless a unit is given.",
         "## Start-up",
         "`python app.py` without compiled programs from an earlier start, and with them.",
         _table(
