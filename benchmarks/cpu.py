@@ -536,7 +536,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     on_cpu()
     # Made elsewhere, where need be: large models' contestants need the memory that this takes.
     folder = in_fresh_process(checkpoint_folder, args.model)
-    picture, missing = f"{args.model}, {args.size}x{args.size}", left_out()
+    picture = f"{args.model}, {args.size}x{args.size}"
+    missing = {name: why for name, why in left_out().items() if dtype_of(name) in args.dtypes}
     found = {
         name: in_fresh_process(
             alone, name, folder, args.size, args.steps, args.guidance, args.rounds
@@ -566,8 +567,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         notes=[
             f"Seconds, medians of {args.rounds} rounds in one process after another; float32 "
             f"unless it says otherwise. The whole image has {args.steps} steps at a "
-            f"guidance of {args.guidance:g}. The pictures of {mine} and of {other} differ by "
-            f"more than 1 of 255 in {differing:.2%} of their values.",
+            f"guidance of {args.guidance:g}. PyTorch's bfloat16 is channels last. The pictures of "
+            f"{mine} and of {other} differ by more than 1 of 255 in {differing:.2%} of their "
+            "values.",
             *(f"{name} is left out: {why}." for name, why in missing.items()),
         ],
     )

@@ -353,9 +353,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         over_http(args.model, args.rounds, **({"steps": args.steps} if args.steps else {})),
         args,
         notes=[
-            f"Medians of {args.rounds} rounds, in turn, by gradio_client in a process of its own; "
-            "the engine's is what the server's log has for the same run. More is what a run took "
-            "beyond that."
+            f"Medians of {args.rounds} rounds, in turn, by gradio_client of a server in a process "
+            "of its own; the engine's is what the server's log has for the same run. More is what "
+            "a run took beyond that."
         ],
     )
 

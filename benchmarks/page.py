@@ -57,10 +57,16 @@ new MutationObserver(() => {
 }).observe(document, { subtree: true, childList: true });
 """
 # Until a run is over. Playwright's own waiting would have a frame drawn for each of its looks.
-OVER = """() => new Promise((resolve) => {
-    const line = document.querySelector("#line");
-    const look = () => { if (line.querySelector(".over")) resolve(); };
-    new MutationObserver(look).observe(line, { subtree: true, childList: true, attributes: true });
+OVER = """(patience) => new Promise((resolve, reject) => {
+    const look = () => {
+        if (!document.querySelector("#line .over")) return;
+        observer.disconnect();
+        resolve();
+    };
+    const observer = new MutationObserver(look);
+    observer.observe(document.querySelector("#line"),
+        { subtree: true, childList: true, attributeFilter: ["class"] });
+    setTimeout(() => reject(new Error("The run did not end.")), patience);
     look();
 })"""
 WHOLE = """() => [...document.querySelectorAll("#cards figure > div")].filter((picture) => {
@@ -114,7 +120,7 @@ def visit(browser: Browser, address: str, slowdown: float) -> dict[str, float]:
             prompt.press_sequentially(TYPED, delay=60)
             settle(TYPING)
             tab.locator(GENERATE).click()
-            tab.evaluate(OVER)
+            tab.evaluate(OVER, PATIENCE)
             settle(RUN)
             prompt.press_sequentially(TYPED, delay=60)
             settle(AGAIN)

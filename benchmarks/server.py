@@ -34,7 +34,7 @@ def serve(model: str | Path, *flags: str | Path, **environment: str) -> Iterator
     Args:
         model: a folder or hub id.
         flags: of `app.py`, beside model and port.
-        environment: what the process has instead of this one's.
+        environment: variables of the process, beside this one's or instead of them.
 
     Raises:
         RuntimeError: it ended before it was ready.
@@ -52,7 +52,8 @@ def serve(model: str | Path, *flags: str | Path, **environment: str) -> Iterator
     try:
         told = {}
         for line in process.stdout:
-            told[line.split()[0]] = time.perf_counter() - begun
+            first, *_ = line.split() or [""]
+            told[first] = time.perf_counter() - begun
             if line.startswith("Ready"):
                 break
         else:

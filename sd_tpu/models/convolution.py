@@ -217,8 +217,10 @@ def _by_tiles(
         strip = jnp.stack(pixels, axis=2).astype(dtype).reshape(batch, enlargement * rows, *size)
         return lax.dynamic_update_slice_in_dim(results, strip, enlargement * index * rows, axis=1)
 
-    # Of any values of x: XLA would make zeros for all layers at the beginning, and keep them.
-    results = jnp.broadcast_to(x[:, 1:2, :1, :1], (batch, enlargement * height, *size))
+    # Begins as values of x, all of which are overwritten: XLA would make zeros for all layers at
+    # the beginning, and keep them.
+    values = lax.stop_gradient(x[:, 1:2, :1, :1])
+    results = jnp.broadcast_to(values, (batch, enlargement * height, *size))
     return lax.fori_loop(0, height // rows, with_strip, results)
 
 

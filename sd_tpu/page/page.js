@@ -1,4 +1,4 @@
-// Made of the modules in script/ by `make script`: 3777ab8c364f95c5
+// Made of the modules in script/ by `make script`: cbf0f246ea210c0d
 "use strict";(()=>{var $=(selector,within=document)=>within.querySelector(selector),$$=(selector,within=document)=>[...within.querySelectorAll(selector)],make=(tag,properties)=>Object.assign(document.createElement(tag),
 properties);function listen(type,act,capture=!1){document.addEventListener(type,event=>act(event.target,event),capture)}var link=file=>make("a",{href:file,download:""}),boxes=()=>$$(".prompt textarea"),
 cards=()=>$$("#cards > .card"),seedBox=()=>$("#seed input"),title=()=>String($("header[lang]").dataset.title),settingFields=()=>$$("#settings-panel [name]"),settingField=name=>$(`#settings-panel [name\
@@ -299,8 +299,8 @@ field3.type==="search"?search(field3.value):field3.id==="language"&&chooseLangua
 delete overrides[name]:overrides[name]=value,drawSoon(state.panelIndex)}function changeModel(model){remember(state.lastForm??void 0),forgetWords(),ask("model",{model})}var BUTTONS2="#cards :is([data-do], .icon), #history-panel [data-do]",PARTS=["data-do","data-act","data-id","data-index","data-name","popovertarget"];listen("pointerdown",()=>{state.focus=null});listen(
 "focusin",target=>{let button=target.closest(BUTTONS2);state.focus=button&&PARTS.filter(name=>button.hasAttribute(name)).map(name=>`[${name}="${button.getAttribute(name)}"]`).join("")});new MutationObserver(
 ()=>{if(!state.focus||document.activeElement!==document.body)return;($(state.focus)??(state.focus.includes("data-id")?$("#history-panel [data-do]")??$("[aria-controls=history-panel]"):null))?.focus({preventScroll:!0})}).
-observe(document,{subtree:!0,childList:!0});var RARELY=1e3,ofBrowser=window.requestAnimationFrame;window.requestAnimationFrame=callback=>state.arrived?window.setTimeout(()=>callback(performance.now()),RARELY):ofBrowser.call(window,callback);function giveFramesBack(){
-window.requestAnimationFrame=ofBrowser}function leafsBy(key2,rightToLeft){let forth=rightToLeft?-1:1;return{ArrowLeft:-forth,ArrowUp:-1,ArrowRight:forth,ArrowDown:1}[key2]}listen("keydown",(target,event)=>{let draws=event.key==="Enter"&&(event.
+observe(document,{subtree:!0,childList:!0});var RARELY=1e3,ofBrowser=window.requestAnimationFrame;window.requestAnimationFrame=callback=>state.arrived?window.setTimeout(()=>ofBrowser.call(window,callback),RARELY):ofBrowser.call(window,callback);
+function giveFramesBack(){window.requestAnimationFrame=ofBrowser}function leafsBy(key2,rightToLeft){let forth=rightToLeft?-1:1;return{ArrowLeft:-forth,ArrowUp:-1,ArrowRight:forth,ArrowDown:1}[key2]}listen("keydown",(target,event)=>{let draws=event.key==="Enter"&&(event.
 ctrlKey||event.metaKey);if(!($("dialog[open]:not(#viewer)")||$(".menu:popover-open")&&!draws))if($("#viewer")?.open){let by=leafsBy(event.key,isRightToLeft());by!==void 0&&!event.shiftKey&&!target.matches(
 "input")&&leaf(by)}else draws?state.arrived&&generate():target===state.completion.box&&!event.isComposing&&isOffered()&&complete(event)?event.preventDefault():event.key==="Escape"&&!event.isComposing&&
 !fold()&&!target.closest("input, textarea, select")&&stop()});var ofAll=()=>$("#collection [data-run]").dataset;function showOfAll(){let there=ofAll();for(let button of $$("[data-needs]"))button.disabled=!there[String(button.dataset.needs)],button.dataset.reason??=

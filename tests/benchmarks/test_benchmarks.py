@@ -258,6 +258,7 @@ def test_cpu_with_few_steps(tmp_path, one_process, monkeypatch):
         ours, theirs = row["sd_tpu, bfloat16"], row["PyTorch, bfloat16"]
         assert row["ours / best other, bfloat16"] == pytest.approx(ours / theirs, rel=1e-3)
         assert "ours / best other, float32" not in row
+    assert not any(f"{cpu.OPENVINO} is left out" in note for note in times.notes)
 
 
 def test_cpu_leaves_out_contestants_that_are_not_installed(monkeypatch):

@@ -6,10 +6,11 @@ import { state } from "./state.js";
 const RARELY = 1000; // ms
 const ofBrowser = window.requestAnimationFrame;
 
-// The tracker takes the function when its module is loaded; all else looks for it at each call.
+// The tracker takes the function when its module is loaded, and cancels no frame; all else looks for
+// the function at each call.
 window.requestAnimationFrame = (callback) =>
     state.arrived
-        ? window.setTimeout(() => callback(performance.now()), RARELY)
+        ? window.setTimeout(() => ofBrowser.call(window, callback), RARELY)
         : ofBrowser.call(window, callback);
 
 /** Call when Gradio's modules are there. */
