@@ -59,7 +59,7 @@ def test_records_are_read_from_the_oldest_to_the_newest(tmp_path):
 def test_a_record_is_held_to_its_goals():
     found = {check.what: (check.goal, check.met) for check in goals.check(record())}
     assert found == {
-        "second start, s: ready": ("≤ 20", False),
+        "second start, s: ready": ("≤ 5", False),
         "second start / first: first picture there": ("≤ 0.4", True),
     }
 
