@@ -373,7 +373,7 @@ def test_choose(tmp_path, one_process):
 def test_overhead(tmp_path, one_process, monkeypatch):
     monkeypatch.delitem(overhead.LAYOUTS, "8 devices, a slot each")
     tiny = make_checkpoint.checkpoint_folder("tiny")
-    galleries, users = tables(
+    galleries, users, over_http = tables(
         overhead,
         tmp_path,
         f"--model={tiny}",
@@ -397,6 +397,12 @@ def test_overhead(tmp_path, one_process, monkeypatch):
         assert 0 < float(row["occupancy, %"]) <= 100
         if row["users"] == 4:
             assert float(row["gain in rows"]) > 1
+    assert [row["eight pictures over HTTP"] for row in over_http] == list(overhead.CLIENTS)
+    for row in over_http:
+        assert row["seconds"] == pytest.approx(row["the engine's"] + row["more"], abs=1e-4)
+        assert min(row["the engine's"], row["more"], row["processor s of the client"]) > 0
+    certificates, none, _ = (row["processor s of the client"] for row in over_http)
+    assert none < certificates
 
 
 @WHOLE
