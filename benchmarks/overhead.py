@@ -255,7 +255,7 @@ def over_http(model: str, rounds: int, **settings) -> list[dict[str, Any]]:
         engine = [json.loads(line)["seconds"] for line in log.read_text("utf-8").splitlines()]
     rows = []
     for index, name in enumerate(CLIENTS):
-        # Of each contestant's runs the first is not counted.
+        # Leave out each client's first run.
         taken, inside = seconds[name][1:], engine[index :: len(CLIENTS)][1:]
         more = [whole - part for whole, part in zip(taken, inside, strict=True)]
         rows.append(

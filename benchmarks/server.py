@@ -19,12 +19,12 @@ class Server(NamedTuple):
     Attributes:
         address: what it is reached by.
         process: its own.
-        told: seconds from its start to each line that it printed, by the line's first word.
+        printed: seconds from its start to each line that it printed, by the line's first word.
     """
 
     address: str
     process: subprocess.Popen
-    told: dict[str, float]
+    printed: dict[str, float]
 
 
 @contextmanager
@@ -50,15 +50,15 @@ def serve(model: str | Path, *flags: str | Path, **environment: str) -> Iterator
         text=True,
     )
     try:
-        told = {}
+        printed = {}
         for line in process.stdout:
             first, *_ = line.split() or [""]
-            told[first] = time.perf_counter() - begun
+            printed[first] = time.perf_counter() - begun
             if line.startswith("Ready"):
                 break
         else:
             raise RuntimeError("The server ended before it was ready; its own words are above.")
-        yield Server(f"http://127.0.0.1:{port}", process, told)
+        yield Server(f"http://127.0.0.1:{port}", process, printed)
     finally:
         process.terminate()  # Ctrl-C is ignored by what a shell has put into the background
         process.wait()

@@ -51,13 +51,13 @@ def start(model: str | Path, kept: Path) -> dict[str, float]:
         client = Client(server.address, verbose=False)
         first = seconds_of(lambda: client.predict(["a cat"], api_name="/generate"))
         eight = seconds_of(lambda: client.predict(["a cat"] * MAX_PROMPTS, api_name="/generate"))
-    told = server.told
+    printed = server.printed
     return {
-        "importing what draws": told["Loading"],
-        "loading": told["Compiling"] - told["Loading"],
-        "compiling, importing and serving the page": told["Ready"] - told["Compiling"],
-        READY: told["Ready"],
-        EARLIEST: told["Ready"] + first,
+        "importing what draws": printed["Loading"],
+        "loading": printed["Compiling"] - printed["Loading"],
+        "compiling, importing and serving the page": printed["Ready"] - printed["Compiling"],
+        READY: printed["Ready"],
+        EARLIEST: printed["Ready"] + first,
         EIGHT: eight,
     }
 

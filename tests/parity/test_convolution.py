@@ -213,6 +213,17 @@ def test_a_convolution_by_patches_can_be_trained_through():
         assert relative(mine, expected) <= 0.01
 
 
+def temporary_bytes(function, pictures, depth: int | None = None, dtype=jnp.float32, **options):
+    """Temporary memory of a function of pictures [..., C] and a kernel [3, 3, C, C], or several."""
+    kernel = jax.ShapeDtypeStruct((3, 3, *pictures[-1:] * 2), dtype)
+    compiled = (
+        jax.jit(function, compiler_options=compiler_options("cpu", dtype, **options))
+        .lower(jax.ShapeDtypeStruct(pictures, dtype), [kernel] * depth if depth else kernel)
+        .compile()
+    )
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
 def test_transformed_kernels_are_not_kept_for_all_layers():
     """Neither before a loop of steps nor from the start of a step on."""
     depth, channels = 5, 64
@@ -226,31 +237,19 @@ def test_transformed_kernels_are_not_kept_for_all_layers():
 
         return lax.fori_loop(0, 3, step, x)
 
-    kernels = [jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.float32)] * depth
-    compiled = (
-        jax.jit(steps, compiler_options=compiler_options("cpu", jnp.float32, advance=True))
-        .lower(jax.ShapeDtypeStruct((1, 8, 8, channels), jnp.float32), kernels)
-        .compile()
-    )
-    assert compiled.memory_analysis().temp_size_in_bytes < 3 * transformed
+    taken = temporary_bytes(steps, (1, 8, 8, channels), depth, advance=True)
+    assert taken < 3 * transformed
 
 
 def test_the_tiles_of_a_large_picture_are_never_all_in_memory():
     side, channels = 512, 128
-    compiled = (
-        jax.jit(convolution.winograd, compiler_options=compiler_options("cpu", jnp.bfloat16))
-        .lower(
-            jax.ShapeDtypeStruct((1, side, side, channels), jnp.bfloat16),
-            jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.bfloat16),
-        )
-        .compile()
-    )
-    tiles = 4 * side**2 * channels * 2  # bytes: 16 numbers for every four pixels, in bfloat16
-    assert compiled.memory_analysis().temp_size_in_bytes < tiles
+    taken = temporary_bytes(convolution.winograd, (1, side, side, channels), dtype=jnp.bfloat16)
+    tiles = 4 * side**2 * channels * 2  # bytes: 16 elements for every four pixels, in bfloat16
+    assert taken < tiles
 
 
 def test_large_convolutions_one_after_another_share_memory():
-    side, channels, depth = 256, 128, 8
+    side, channels = 256, 128
 
     def each(pictures, kernels):
         def chain(x):
@@ -260,12 +259,5 @@ def test_large_convolutions_one_after_another_share_memory():
 
         return lax.map(chain, pictures)  # as pictures are decoded
 
-    kernels = [jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.float32)] * depth
-    pictures = jax.ShapeDtypeStruct((2, 1, side, side, channels), jnp.float32)
-    compiled = (
-        jax.jit(each, compiler_options=compiler_options("cpu", jnp.float32))
-        .lower(pictures, kernels)
-        .compile()
-    )
     of_layer = 4 * side**2 * channels  # bytes
-    assert compiled.memory_analysis().temp_size_in_bytes < 4 * of_layer
+    assert temporary_bytes(each, (2, 1, side, side, channels), depth=8) < 4 * of_layer
